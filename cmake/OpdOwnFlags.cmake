@@ -55,9 +55,10 @@ if(OPD_CUDA_LANGUAGE)
     endif()
 endif()
 
-# opd_computes(<targets>...): where all is compiled with -O0 (scripts/test.sh), these are with -O1, since they run for long.
+# opd_computes(<targets>...): where all is compiled with -O0 (scripts/test.sh), these are with -O1, since they run for long; not
+# where another compiler than the tests' sees whether they compile, and an example or two whether they run.
 function(opd_computes)
-    if(CMAKE_CXX_FLAGS_RELEASE MATCHES "-O0")
+    if(CMAKE_CXX_FLAGS_RELEASE MATCHES "-O0" AND NOT OPD_TEST_SUBSET STREQUAL compiler)
         foreach(target IN LISTS ARGN)
             target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-O1>")
         endforeach()

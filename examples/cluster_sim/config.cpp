@@ -393,6 +393,17 @@ int teacher_workers_of(const config& c, const entry& e) {
     return e.sharing == sharing::all ? gpus_of(c, e) / c.teacher.gpus : c.teacher.workers;
 }
 
+double transfer_seconds(const config& c, const entry& e, int worker) {
+    if (e.sharing != sharing::none) return 0;
+    const double copy = c.weights.bytes / c.weights.bandwidth;
+    int node = worker + 1;
+    const int children = c.weights.fan_out;
+    if (children == 0) return node * copy;
+    double seconds = 0;
+    for (; node > 0; node = (node - 1) / children) seconds += ((node - 1) % children + 1) * copy;
+    return seconds;
+}
+
 const std::vector<std::string>& preset_names() {
     static const std::vector<std::string> names = {"node", "day"};
     return names;
@@ -424,11 +435,15 @@ nlohmann::ordered_json to_json(const config& c) {
     rollout["prefill"] = c.rollout.speed.prefill;
     rollout["rebuild"] = c.rollout.speed.rebuild;
     rollout["factor"] = write_distribution(c.rollout.factor);
+    const auto& late = c.rollout.joiners;
+    rollout["joiners"] = {
+        {"count", late.count}, {"after", late.after}, {"every", late.every}, {"install", late.install}};
     auto& teacher = j["teacher"];
     teacher["workers"] = c.teacher.workers;
     teacher["gpus"] = c.teacher.gpus;
     teacher["batch"] = c.teacher.batch;
     teacher["flush"] = c.teacher.flush;
+    teacher["cache"] = c.teacher.cache;
     write_job(teacher, c.teacher.job, "per_sequence");
     write_job(j["learner"], c.learner.job, "per_sequence");
     j["learner"]["turn"] = c.learner.turn;
@@ -436,6 +451,10 @@ nlohmann::ordered_json to_json(const config& c) {
     sync["fixed"] = c.sync.fixed;
     sync["per_worker"] = c.sync.per_item;
     sync["noise"] = write_distribution(c.sync.noise);
+    j["weights"] = {{"bytes", c.weights.bytes},
+                    {"bandwidth", c.weights.bandwidth},
+                    {"fan_out", c.weights.fan_out},
+                    {"meanwhile", c.weights.meanwhile}};
     j["schedules"] = nlohmann::ordered_json::array();
     for (const entry& e : c.schedules) j["schedules"].push_back(write_entry(e));
     auto& sensitivity = j["sensitivity"];
@@ -462,10 +481,14 @@ config from_json(const nlohmann::json& j, const std::string& source) {
         in("step_per_sequence", c.rollout.speed.step_per_sequence), in("prefill", c.rollout.speed.prefill);
         in("rebuild", c.rollout.speed.rebuild);
         read_law(in, j.at("rollout"), "factor", c.rollout.factor);
+        in.object("joiners", [&](reader& late) {
+            auto& l = c.rollout.joiners;
+            late("count", l.count), late("after", l.after), late("every", l.every), late("install", l.install);
+        });
     });
     r.object("teacher", [&](reader& in) {
         in("workers", c.teacher.workers), in("gpus", c.teacher.gpus), in("batch", c.teacher.batch);
-        in("flush", c.teacher.flush);
+        in("flush", c.teacher.flush), in("cache", c.teacher.cache);
         read_job(in, j.at("teacher"), c.teacher.job, "per_sequence");
     });
     r.object("learner", [&](reader& in) {
@@ -475,6 +498,10 @@ config from_json(const nlohmann::json& j, const std::string& source) {
     r.object("sync", [&](reader& in) {
         in("fixed", c.sync.fixed), in("per_worker", c.sync.per_item);
         read_law(in, j.at("sync"), "noise", c.sync.noise);
+    });
+    r.object("weights", [&](reader& in) {
+        in("bytes", c.weights.bytes), in("bandwidth", c.weights.bandwidth), in("fan_out", c.weights.fan_out);
+        in("meanwhile", c.weights.meanwhile);
     });
     if (j.contains("schedules")) { // the built-in names go with them
         c.schedules.clear();
@@ -528,7 +555,19 @@ void validate(const config& c) {
     within("rollout.gpus", c.rollout.gpus, most_gpus);
     within("teacher.gpus", c.teacher.gpus, most_gpus);
     within("teacher.workers", c.teacher.workers, most);
-    need(std::isfinite(c.learner.turn) && c.learner.turn >= 0, "learner.turn must be finite and at least 0");
+    const auto at_least_0 = [&](const char* name, double x) {
+        need(std::isfinite(x) && x >= 0, fmt::format("{} must be finite and at least 0", name));
+    };
+    at_least_0("learner.turn", c.learner.turn);
+    at_least_0("teacher.cache", c.teacher.cache);
+    at_least_0("weights.bytes", c.weights.bytes);
+    need(std::isfinite(c.weights.bandwidth) && c.weights.bandwidth > 0,
+         "weights.bandwidth must be finite and positive");
+    need(c.weights.fan_out >= 0 && c.weights.fan_out <= most,
+         fmt::format("weights.fan_out must lie in [0, {}], not {}", most, c.weights.fan_out));
+    at_least_0("rollout.joiners.after", c.rollout.joiners.after);
+    at_least_0("rollout.joiners.every", c.rollout.joiners.every);
+    at_least_0("rollout.joiners.install", c.rollout.joiners.install);
     need(!c.schedules.empty(), "schedules must not be empty");
     try {
         opd::sched::validate(c.lengths.response, "lengths.response");
@@ -548,6 +587,10 @@ void validate(const config& c) {
         need(names.insert(e.name).second, fmt::format("schedules: '{}' occurs twice", e.name));
         within(fmt::format("schedules, '{}': rollout_workers", e.name), e.rollout_workers, most);
         within(fmt::format("schedules, '{}': learner_gpus", e.name), e.learner_gpus, most);
+        need(c.rollout.joiners.count >= 0 && c.rollout.joiners.count < e.rollout_workers,
+             fmt::format("rollout.joiners.count must lie in [0, {}], not {}: one of the workers of '{}' is there from "
+                         "the start",
+                         e.rollout_workers - 1, c.rollout.joiners.count, e.name));
         const bool serial = is_synchronous(e) || std::holds_alternative<controlled>(e.schedule);
         need(e.sharing == sharing::none || serial,
              fmt::format("schedules, '{}': sharing '{}' needs a schedule whose stages take turns", e.name,

@@ -76,12 +76,21 @@ struct config {
         int gpus = 1;    ///< a worker
         opd::sched::engine_speed speed;
         opd::sched::distribution factor = {opd::sched::constant{1}}; ///< of a worker's times, drawn once a worker
+        /// The last workers of each schedule come late: the first of them after `after` seconds, the others each `every` seconds later.
+        struct {
+            int count = 0;
+            double after = 0, every = 0;
+            double install = 0; ///< seconds that their first weights take on top of everybody's
+        } joiners;
     } rollout;
     struct {
         int workers = 1;
         int gpus = 1;      ///< a worker
         index_t batch = 8; ///< sequences a call
         double flush = 0.05;
+        /// Response tokens that it has room for, from rollout to the update that consumes them. While it is full no rollout
+        /// starts; what runs is finished, and goes beyond. 0: there is always room.
+        double cache = 0;
         opd::sched::simulated_job job;
     } teacher;
     struct {
@@ -90,7 +99,14 @@ struct config {
         /// Factors on the job's time from a version on, ascending: a load that changes while the run goes on (choosing_m.hpp; no key of a file).
         std::vector<std::pair<std::int64_t, double>> load;
     } learner;
-    opd::sched::simulated_job sync;
+    opd::sched::simulated_job sync; ///< what installing weights takes once a worker has them
+    /// Their way there: whoever shares its GPUs with the learner has them at once.
+    struct {
+        double bytes = 0;        ///< of one set; 0: they come at once
+        double bandwidth = 25e9; ///< bytes a second, of each node's link, which sends one copy at a time
+        int fan_out = 0; ///< nodes that one with the weights sends them on to, a tree; 0: the learner sends all copies
+        bool meanwhile = false; ///< rollout goes on until they have come
+    } weights;
 
     std::vector<entry> schedules; ///< the first is what the others are compared with
 
@@ -108,6 +124,9 @@ struct config {
 
 /// GPUs that a row holds.
 int gpus_of(const config& c, const entry& e);
+/// Seconds from the learner's first byte until rollout worker `worker` of that row has all of the weights: worker w is node w + 1, the
+/// learner node 0; with fan-out f node n sends to nodes f·n + 1 … f·n + f, one after the other, once it has them itself.
+double transfer_seconds(const config& c, const entry& e, int worker);
 /// Teacher workers of a row: the cluster's, or, where all stages share, as many as the GPUs take.
 int teacher_workers_of(const config& c, const entry& e);
 

@@ -17,6 +17,7 @@
 
 #include "choosing_m.hpp"
 #include "config.hpp"
+#include "costs.hpp"
 #include "gain.hpp"
 #include "nearest.hpp"
 #include "numbers.hpp"
@@ -34,7 +35,7 @@ struct command {
     std::string config_file, preset_name = "node", out = "runs/cluster_sim", trace_of;
     std::vector<std::string> only;
     bool print_config = false, version = false, quiet = false, no_sensitivity = false, no_plots = false;
-    bool choosing_m = false, quick = false, gain = false;
+    bool choosing_m = false, quick = false, gain = false, costs = false;
     int seeds = 2, random = 0;
     std::uint64_t seed = 1;
     index_t steps = 0;
@@ -85,6 +86,11 @@ int run(int argc, char** argv) {
            "instead: async on its best split of the GPUs over the fastest synchronous schedule, by the fixed part of "
            "a decode step, tail and load")
         ->excludes(choosing);
+    app.add_flag("--costs", a.costs,
+                 "instead: async over the fastest synchronous schedule with weights' transfer, a bounded teacher's "
+                 "cache and a late worker")
+        ->excludes(choosing)
+        ->excludes("--gain");
     app.add_flag("--quick", a.quick, "of --choosing-m: fewer loads and one bound")->needs(choosing);
     app.add_option("--seeds", a.seeds, "of --choosing-m: seeds to take the mean of")
         ->capture_default_str()
@@ -165,6 +171,15 @@ int run(int argc, char** argv) {
         fmt::print("{}", table(c, rows));
         return exit_ok;
     }
+    if (a.costs) {
+        const bool progress = !a.quiet && ::isatty(STDERR_FILENO);
+        const auto study_of_costs = costs_of_async(c, [&](double share) {
+            if (progress) fmt::print(stderr, "\r\033[K{:.0f} %", 100 * share);
+        });
+        if (progress) fmt::print(stderr, "\r\033[K");
+        fmt::print("{}", table(c, study_of_costs));
+        return exit_ok;
+    }
     if (a.print_config) {
         fmt::print("{}\n", to_json(c).dump(2));
         return exit_ok;
@@ -195,7 +210,8 @@ int run(int argc, char** argv) {
     const auto rows = study(c, [&](double share) { say(fmt::format("sensitivity, {:.0f} %", 100 * share)); });
     say("");
 
-    fmt::print("{}", table(c, all));
+    fmt::print("{}\n{}", table(c, all), ledgers(all));
+    if (const std::string text = stalenesses(c, all); !text.empty()) fmt::print("\n{}", text);
     if (!rows.empty()) fmt::print("\n{}", table(c, rows));
     double host = 0, virtual_seconds = 0;
     std::int64_t events = 0;

@@ -8,7 +8,10 @@
 
 #include <fmt/format.h>
 
+#include "closed_forms.hpp"
+#include "describe_json.hpp"
 #include "gnuplot.hpp"
+#include "ledger_table.hpp"
 
 namespace cluster_sim {
 
@@ -106,6 +109,38 @@ std::string table(const config& c, const std::vector<outcome>& all) {
                        mean(c.lengths.response), c.seed, aligned(rows));
 }
 
+std::string ledgers(const std::vector<outcome>& all) {
+    std::vector<examples::ledger_row> rows;
+    for (const outcome& o : all) {
+        rows.push_back({o.what.name, o.ledger});
+        if (o.what.sharing != sharing::none) rows.back().tokens.busy_seconds = 0; // others have its GPUs then: not idle
+    }
+    // github.com/marin-community/marin/issues/8936, comment of 2026-09-06: 32 + 8 H100, at most one update old, responses of up to
+    // 4,096 tokens; "discarded during termination" was outstanding at the end
+    token_totals marin;
+    marin.generated = 5807538, marin.learnt = 3629028, marin.discarded = 1910321, marin.outstanding = 268189;
+    rows.push_back({"marin#8936 (published)", marin});
+    return examples::ledger_table(rows);
+}
+
+std::string stalenesses(const config& c, const std::vector<outcome>& all) {
+    std::vector<std::vector<std::string>> rows = {
+        {"mean start lag", "simulated", "C/B", "rho", "closed form", "teacher's/B", "difference", "M/B - 1"}};
+    const auto batch = static_cast<double>(c.batch);
+    for (const outcome& o : all) {
+        if (!std::holds_alternative<async>(o.what.schedule) || !o.stuck.empty() || o.permits.empty()) continue;
+        const staleness_load load{.concurrency = o.running, .batch = batch, .utilisation = 1 - o.waits};
+        double permits = 0;
+        for (const opd::index_t m : o.permits)
+            permits += static_cast<double>(m) / static_cast<double>(o.permits.size());
+        const auto figure = [](double x) { return fmt::format("{:.2f}", x); };
+        rows.push_back({o.what.name, figure(o.settled_lag), figure(pre_queue_staleness(load)), figure(load.utilisation),
+                        figure(mean_staleness(load)), figure(o.scoring / batch),
+                        figure(o.settled_lag - mean_staleness(load)), figure(permits_staleness(permits, batch))});
+    }
+    return rows.size() > 1 ? aligned(rows) : std::string();
+}
+
 std::string table(const config& c, const std::vector<sensitivity_row>& rows) {
     if (rows.empty()) return {};
     std::vector<std::vector<std::string>> cells = {{"sigma", "cut", "longest/mean", "learner x", "rollout/learner"}};
@@ -154,6 +189,8 @@ nlohmann::ordered_json report(const config& c, const std::vector<outcome>& all,
         r["failed"] = o.failed;
         r["tokens_generated"] = o.generated;
         r["tokens_wasted"] = o.wasted;
+        r["ledger"] = examples::described(o.ledger);
+        r["cache_full"] = o.blocked;
         r["gpu_seconds_per_million_tokens"] = o.gpu_seconds_per_million();
         r["host_seconds"] = o.host_seconds;
         r["events"] = o.events;

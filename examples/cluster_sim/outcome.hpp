@@ -11,6 +11,7 @@
 #include <nlohmann/json.hpp>
 
 #include "config.hpp"
+#include "opd/sched/meters/token_ledger.hpp"
 
 namespace cluster_sim {
 
@@ -31,10 +32,13 @@ struct outcome {
     double waits =
         0; ///< after the warm-up, share of the time for which the learner waits for a batch, held back or not
     double settled_lag = 0;            ///< mean start lag after the warm-up
+    double running = 0, scoring = 0;   ///< after the warm-up, sequences in rollout; with or before the teacher: means
+    double blocked = 0;                ///< share of the time for which the teacher's cache is full
     std::vector<opd::index_t> permits; ///< after each step
     double ready = 0;                  ///< seconds that a scored sequence waits for its update, mean
     std::int64_t failed = 0, restarts = 0;
     double generated = 0, wasted = 0; ///< tokens of attempts that are over, and of them those that no update will see
+    opd::sched::token_totals ledger;  ///< of all that was drawn until the end: what was under way then is outstanding
     double host_seconds = 0;          ///< that the simulation took
     std::int64_t events = 0;
     std::string stuck; ///< why the run came to a standstill; empty: it did not
@@ -59,6 +63,10 @@ struct sensitivity_row {
 opd::sched::distribution tail_of(const opd::sched::distribution& base, const config::tail& t);
 
 std::string table(const config& c, const std::vector<outcome>& all);
+/// Where each row's tokens ended, beside published ledgers.
+std::string ledgers(const std::vector<outcome>& all);
+/// Mean start lags beside the closed forms of closed_forms.hpp; empty: nothing streams.
+std::string stalenesses(const config& c, const std::vector<outcome>& all);
 std::string table(const config& c, const std::vector<sensitivity_row>& rows);
 nlohmann::ordered_json report(const config& c, const std::vector<outcome>& all,
                               const std::vector<sensitivity_row>& rows);

@@ -11,7 +11,7 @@
 //
 //   product_nn   C (M,N) = A (M,K) B (K,N)        forward with the weights stored (in, out); backward dX = dY W
 //   product_tn   C (M,N) = A (K,M)^T B (K,N)      dW += dY^T X, rows of the batch in ascending order
-//   product_nt   C (M,N) = A (M,K) B (N,K)^T      forward with the weights stored (out, in); packs panels of B
+//   product_nt   C (M,N) = A (M,K) B (N,K)^T      forward with the weights stored (out, in), read once
 //
 // All matrices are row-major with a row stride. Threads share out output tiles through an executor:
 // `executor.parallel_for(count, f)` calls f(0) ... f(count - 1), in any order, on any thread.

@@ -22,6 +22,7 @@
 #include "opd/sched/meters/measures.hpp"
 #include "opd/sched/meters/stage_meter.hpp"
 #include "opd/sched/meters/throughput_meter.hpp"
+#include "opd/sched/meters/token_ledger.hpp"
 #include "opd/sched/meters/transfer_meter.hpp"
 #include "opd/sched/metrics.hpp"
 #include "opd/sched/observer.hpp"

@@ -122,6 +122,23 @@ TEST_CASE("large shapes, which are cut and packed in other ways, give the same c
     check_shape<double>(403, 1600, 5, true, 2);
 }
 
+TEST_CASE("few rows, odd sizes and every edge of a tile give the same chains") {
+    int threads = 0;
+    for (index_t rows = 1; rows <= 17; ++rows) {
+        check_shape<float>(rows, 1 + 13 * (rows % 3), 17 + rows, rows % 2 == 1, 1 + threads++ % 3);
+        check_shape<double>(rows, 1 + 5 * (rows % 3), 17 + rows, rows % 2 == 0, 1 + threads++ % 3);
+    }
+    for (const bool accumulate : {false, true}) {
+        check_shape<float>(1, 101, 530, accumulate, 2);   // two tiles of a transposed B, two blocks of its depth
+        check_shape<float>(16, 97, 1025, accumulate, 2);  // three
+        check_shape<float>(33, 195, 171, accumulate, 2);  // three registers of rows
+        check_shape<float>(270, 30, 129, accumulate, 2);  // two tiles of rows
+        check_shape<float>(263, 515, 131, accumulate, 2); // packed
+        check_shape<double>(50, 260, 150, accumulate, 2);
+        check_shape<double>(7, 200, 400, accumulate, 2);
+    }
+}
+
 TEST_CASE("a long depth is cut into blocks that continue the same chain") {
     check_shape<float>(7, 20, 256, false, 1);
     check_shape<float>(7, 20, 257, true, 2);
@@ -148,6 +165,17 @@ TEST_CASE("a row's bits do not depend on the rows around it") {
     for (index_t rows = 1; rows <= 33; ++rows) {
         opd::product(opd::serial_executor{},
                      opd::product_nn(rows, columns, depth, x.data(), depth, w.data(), columns, batch.data(), columns));
+        CHECK(std::memcmp(alone.data(), batch.data(), static_cast<std::size_t>(rows * columns) * sizeof(float)) == 0);
+    }
+    // nor on which way round the weights lie
+    std::vector<float> turned(w.size());
+    for (index_t k = 0; k < depth; ++k)
+        for (index_t j = 0; j < columns; ++j)
+            turned[static_cast<std::size_t>(j * depth + k)] = w[static_cast<std::size_t>(k * columns + j)];
+    for (const index_t rows : {1, 4, 16, 17, 33}) {
+        std::fill(batch.begin(), batch.end(), -1.0f);
+        opd::product(opd::serial_executor{}, opd::product_nt(rows, columns, depth, x.data(), depth, turned.data(),
+                                                             depth, batch.data(), columns));
         CHECK(std::memcmp(alone.data(), batch.data(), static_cast<std::size_t>(rows * columns) * sizeof(float)) == 0);
     }
 }

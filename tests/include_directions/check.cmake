@@ -19,7 +19,8 @@
 #     cuda/       threads of a block, kernels     core, cuda/, logits/, checks/, rows/, products/, CUDA, cuBLAS, CUB
 #     shards/     a vocabulary over ranks         core, shards/, rows/
 #     serve/      a teacher behind a server       core, serve/, nlohmann-json
-#     serve/http_teacher.hpp                      the same, cpp-httplib, POSIX
+#     serve/http_{post,teacher}.hpp               the same, cpp-httplib, POSIX
+#     serve/{http_rollout,weight_folders}.hpp     the same, sched/
 #     backends/                                   all of these but cuda/, backends/ except eigen.hpp and cuda.*, POSIX
 #     backends/eigen.hpp                          the same, Eigen
 #     backends/cuda.*                             all of these but cpu/, backends/ except eigen.hpp, CUDA, cuBLAS, CUB
@@ -50,8 +51,10 @@ function(kind_of header result)
         set(kind spec)
     elseif(header MATCHES "^opd/data/")
         set(kind data)
-    elseif(header STREQUAL "opd/serve/http_teacher.hpp")
+    elseif(header MATCHES "^opd/serve/http_(post|teacher)\\.hpp$")
         set(kind serve_http)
+    elseif(header MATCHES "^opd/serve/(http_rollout|weight_folders)\\.hpp$")
+        set(kind serve_rollout)
     elseif(header MATCHES "^opd/serve/")
         set(kind serve)
     elseif(header STREQUAL "opd/backends/eigen.hpp")
@@ -107,7 +110,8 @@ set(may_sched core sched standard posix)
 set(may_spec core spec standard)
 set(may_data core data standard posix json)
 set(may_serve core serve serve_http standard json)
-set(may_serve_http core serve standard json httplib posix)
+set(may_serve_http core serve serve_http standard json httplib posix)
+set(may_serve_rollout ${may_serve_http} serve_rollout sched)
 set(may_products core products standard intrinsics posix)
 set(may_rows core rows products standard posix)
 set(may_checks core checks rows standard)
@@ -162,7 +166,7 @@ function(check file who)
     set(files ${files} PARENT_SCOPE)
 endfunction()
 
-set(rooms core umbrella ranges compressed estimators sched spec data serve serve_http products rows checks logits cpu cuda shards
+set(rooms core umbrella ranges compressed estimators sched spec data serve serve_http serve_rollout products rows checks logits cpu cuda shards
           backends backend_eigen backend_cuda c)
 file(GLOB_RECURSE headers RELATIVE "${ROOT}" "${ROOT}/include/opd/*.hpp" "${ROOT}/include/opd/*.cuh"
      "${ROOT}/include/opd/*.h" "${ROOT}/include/opd/*.inl")

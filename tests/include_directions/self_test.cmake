@@ -66,6 +66,8 @@ expect(fails "include/opd/sched/q.hpp: .*estimators" include/opd/sched/q.hpp "<o
 expect(ok "12 files" include/opd/serve/dialects.hpp "<nlohmann/json.hpp>")
 expect(fails "include/opd/serve/dialects.hpp: .*httplib" include/opd/serve/dialects.hpp "<httplib.h>")
 expect(ok "12 files" include/opd/serve/http_teacher.hpp "<httplib.h>")
+expect(fails "include/opd/serve/http_teacher.hpp: .*sched" include/opd/serve/http_teacher.hpp "<opd/sched/q.hpp>")
+expect(ok "12 files" include/opd/serve/http_rollout.hpp "<opd/sched/q.hpp>")
 expect(fails "include/opd/core.hpp: .*json" include/opd/core.hpp "<nlohmann/json.hpp>")
 expect(fails "include/opd/core.hpp: .*serve" include/opd/core.hpp "<opd/serve/dialects.hpp>")
 expect(fails "include/opd/sched/q.hpp: .*serve" include/opd/sched/q.hpp "<opd/serve/dialects.hpp>")

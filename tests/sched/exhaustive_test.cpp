@@ -14,6 +14,7 @@
 #include <doctest/doctest.h>
 #include <string>
 #include <unordered_map>
+#include <utility>
 #include <vector>
 
 #include "stepwise_world.hpp"
@@ -35,7 +36,7 @@ struct explorer {
         for (const choice& c : path) text += std::string(" ") + name_of(c.what) + "/" + std::to_string(c.which);
         return text;
     }
-    void visit(const stepwise_world& w) {
+    void visit(stepwise_world&& w) {
         const auto [at, fresh] = seen.try_emplace(w.hash(o), false);
         if (!fresh) {
             require(at->second || path.back().what >= choice::first_fault, "livelock: back where it was");
@@ -50,10 +51,10 @@ struct explorer {
             require(!all.empty() && all.front().what < choice::first_fault, "deadlock: nothing can happen");
             for (const choice& c : all) {
                 path.push_back(c);
-                stepwise_world next = w;
+                stepwise_world next = &c == &all.back() ? std::move(w) : w;
                 next.take(o, c);
                 ++events;
-                visit(next);
+                visit(std::move(next));
                 path.pop_back();
             }
         }

@@ -397,6 +397,7 @@ public:
     /// Of all that matters for what can happen from here on.
     std::uint64_t hash(const stepwise_options& o) const {
         archive_writer a;
+        a.bytes.reserve(4096);
         a(without_clock(o), steps(epoch() - now_), running_, train_, made_, zombie_, teacher_.up, learner_.up, paused_,
           closed_, perfect_, faults_, done_, lag_sum_);
         for (const event& e : past_) a(e.what, e.worker, e.incarnation, e.job, e.ticket);

@@ -228,6 +228,10 @@ public:
         untimed_ = false;
     }
     index_t running() const { return running_; }
+    std::int64_t drawn(const ticket& t) const {
+        const lane& l = lanes_.at(static_cast<std::size_t>(t.lane));
+        return l.busy && l.who == t ? static_cast<std::int64_t>(l.what.versions.size()) : 0;
+    }
     void export_partials(std::vector<partial_rollout<sequence>>& out) const {
         for (const lane& l : lanes_)
             if (l.busy) out.push_back({l.who, std::make_shared<const sequence>(l.what)});

@@ -8,30 +8,23 @@
 #include <algorithm>
 #include <atomic>
 #include <bit>
-#include <cerrno>
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
 #include <cstdint>
 #include <functional>
 #include <limits>
-#include <list>
 #include <mutex>
 #include <numeric>
 #include <span>
-#include <stdexcept>
 #include <string>
-#include <thread>
 #include <utility>
 #include <vector>
-
-#include <netinet/in.h>
-#include <sys/socket.h>
-#include <unistd.h>
 
 #include <nlohmann/json.hpp>
 
 #include "opd/serve/dialects.hpp"
+#include "support/http_listener.hpp"
 
 namespace opd::test {
 
@@ -252,49 +245,22 @@ struct reaction {
     std::function<void(json&)> edit = {}; // answers, with this done to the answer
 };
 
-class teacher_server {
+class teacher_server : public http_listener {
 public:
     serve::dialect speaks;
     toy_answers right;
     /// To request n, from 0; from any thread.
     std::function<reaction(int n, const json& asked)> react = [](int, const json&) { return reaction{}; };
-    std::string models = {};   ///< what it says of itself at /v1/models; empty: nothing
-    std::atomic<int> deaf = 0; ///< so many connections are reset before anything is read
+    std::string models = {}; ///< what it says of itself at /v1/models; empty: nothing
 
-    enum class presence {
-        serves,
-        deaf, ///< takes connections and reads nothing
-        gone  ///< has a port, at which nobody listens
-    };
-    explicit teacher_server(serve::dialect d, presence is = presence::serves) : speaks(d) {
-        listener_ = ::socket(AF_INET, SOCK_STREAM, 0);
-        sockaddr_in address{};
-        address.sin_family = AF_INET;
-        address.sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-        socklen_t size = sizeof address;
-        if (listener_ < 0 || ::bind(listener_, reinterpret_cast<sockaddr*>(&address), size) != 0 ||
-            (is != presence::gone && ::listen(listener_, 128) != 0) ||
-            ::getsockname(listener_, reinterpret_cast<sockaddr*>(&address), &size) != 0)
-            throw std::runtime_error("no socket to listen on");
-        port_ = ntohs(address.sin_port);
-        if (is == presence::serves) acceptor_ = std::thread([this] { accept_all(); });
+    explicit teacher_server(serve::dialect d, presence is = presence::serves)
+        : http_listener(
+              is, [this](int s, const std::string& head, const std::string& body) { return serve_one(s, head, body); }),
+          speaks(d) {
+        if (is == presence::serves) begin();
     }
-    teacher_server(const teacher_server&) = delete;
-    teacher_server& operator=(const teacher_server&) = delete;
-    ~teacher_server() {
-        {
-            const std::lock_guard lock(mutex_);
-            over_ = true;
-            for (const int s : open_) ::shutdown(s, SHUT_RDWR);
-        }
-        changed_.notify_all();
-        ::shutdown(listener_, SHUT_RDWR);
-        if (acceptor_.joinable()) acceptor_.join();
-        for (std::thread& t : threads_) t.join();
-        ::close(listener_);
-    }
+    ~teacher_server() { end(); }
 
-    std::string url() const { return "http://127.0.0.1:" + std::to_string(port_); }
     /// Those that hang, now and later, answer.
     void let_go() {
         const std::lock_guard lock(mutex_);
@@ -317,62 +283,17 @@ public:
     }
 
 private:
-    void accept_all() {
-        for (int s; (s = ::accept(listener_, nullptr, nullptr)) >= 0 || errno == EINTR || errno == ECONNABORTED;) {
-            if (s < 0) continue;
-            const std::lock_guard lock(mutex_);
-            if (over_) {
-                ::close(s);
-                return;
-            }
-            if (deaf > 0) {
-                --deaf;
-                const linger at_once{1, 0};
-                ::setsockopt(s, SOL_SOCKET, SO_LINGER, &at_once, sizeof at_once);
-                ::close(s);
-                continue;
-            }
-            open_.push_back(s);
-            threads_.emplace_back([this, s] {
-                while (serve_one(s)) {}
-                const std::lock_guard l(mutex_);
-                open_.remove(s);
-                ::close(s);
-            });
-        }
-    }
-    static bool send_all(int s, std::string_view text, int flags = 0) {
-        while (!text.empty()) {
-            const auto n = ::send(s, text.data(), text.size(), MSG_NOSIGNAL | flags);
-            if (n <= 0) return false;
-            text.remove_prefix(static_cast<std::size_t>(n));
-        }
-        return true;
-    }
-    /// A request of this connection; false: it is closed.
-    bool serve_one(int s) {
-        std::string in;
-        std::size_t head = std::string::npos, length = 0;
-        for (char part[4096]; head == std::string::npos || in.size() < head + length;) {
-            const auto n = ::recv(s, part, sizeof part, 0);
-            if (n <= 0) return false;
-            in.append(part, static_cast<std::size_t>(n));
-            if (head == std::string::npos && (head = in.find("\r\n\r\n")) != std::string::npos) {
-                const auto at = in.find("Content-Length: ");
-                head += 4;
-                length = at < head ? std::stoul(in.substr(at + 16)) : 0;
-            }
-        }
-        if (in.rfind("GET ", 0) == 0) // of itself: no request to be counted
+    bool serve_one(int s, const std::string& head, const std::string& body) {
+        if (head.rfind("GET ", 0) == 0) // of itself: no request to be counted
             return send_all(s, std::string("HTTP/1.1 ") + (models.empty() ? "404 x" : "200 x") +
                                    "\r\nContent-Length: " + std::to_string(models.size()) + "\r\n\r\n" + models);
         const int n = requests_++;
         const int now = ++now_;
         for (int most = most_; most < now && !most_.compare_exchange_weak(most, now);) {}
-        json q = json::parse(in.substr(head));
+        json q = json::parse(body);
         {
             const std::lock_guard lock(mutex_);
-            asked_.push_back(q), head_ = in.substr(0, head);
+            asked_.push_back(q), head_ = head;
         }
         bool over = false; // for the client, too: it has the last byte after that, and may ask again
         const bool keep = answer(s, react(n, q), q, [&] {
@@ -417,17 +338,11 @@ private:
         return send_all(s, std::string_view(all).substr(all.size() - 1));
     }
 
-    int listener_ = -1, port_ = 0;
-    mutable std::mutex mutex_;
-    std::condition_variable changed_;
-    bool over_ = false, free_ = false;
+    bool free_ = false;
     int hanging_ = 0;
-    std::list<int> open_;
-    std::list<std::thread> threads_;
     std::vector<json> asked_;
     std::string head_;
     std::atomic<int> requests_ = 0, now_ = 0, most_ = 0;
-    std::thread acceptor_;
 };
 
 } // namespace opd::test

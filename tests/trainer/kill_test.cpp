@@ -14,6 +14,7 @@
 #include <set>
 #include <sstream>
 #include <string>
+#include <system_error>
 #include <thread>
 #include <vector>
 
@@ -82,12 +83,27 @@ int wait_for(pid_t child) {
     return outcome(status);
 }
 
-std::int64_t distilled_steps(const std::string& directory) {
-    std::int64_t count = 0;
-    std::ifstream lines(directory + "/consumed.jsonl"); // none yet, or not any more: --overwrite takes it away
-    for (std::string line; std::getline(lines, line);) ++count;
-    return count;
-}
+// Of a run that goes on: what has not grown is not read again.
+class distilled_steps {
+public:
+    explicit distilled_steps(const std::string& directory) : file_(directory + "/consumed.jsonl") {}
+    std::int64_t now() {
+        std::error_code none; // no file yet, or not any more: --overwrite takes it away
+        const std::uintmax_t size = fs::file_size(file_, none);
+        if (none) return size_ = 0, count_ = 0;
+        if (size == size_) return count_;
+        count_ = 0;
+        std::ifstream lines(file_);
+        for (std::string line; std::getline(lines, line);) ++count_;
+        size_ = size;
+        return count_;
+    }
+
+private:
+    std::string file_;
+    std::uintmax_t size_ = 0;
+    std::int64_t count_ = 0;
+};
 
 void check_complete(const std::string& directory) {
     std::set<std::int64_t> seen;
@@ -112,15 +128,15 @@ void check_complete(const std::string& directory) {
 // Runs with so many kills, each within some steps of distillation after the start, and then to the end.
 void killed(const std::string& directory, const std::vector<std::string>& schedule, std::uint32_t seed, int times) {
     std::mt19937 random(seed);
+    distilled_steps done(directory);
     for (int kills = 0; kills < times;) {
         auto a = arguments(directory, schedule);
         const bool resume = fs::exists(directory + "/checkpoints/latest.ckpt");
         a.push_back(resume ? "--resume" : "--overwrite"); // killed before the first checkpoint: nothing to go on from
         // the first one may come at any moment, the others in distillation
-        const std::int64_t until =
-            kills == 0 ? 0 : distilled_steps(directory) + 1 + static_cast<std::int64_t>(random() % 12);
+        const std::int64_t until = kills == 0 ? 0 : done.now() + 1 + static_cast<std::int64_t>(random() % 12);
         const pid_t child = launch(a);
-        while (distilled_steps(directory) < until) {
+        while (done.now() < until) {
             int status = 0; // of a child that ended by itself: the steps will never come
             const bool ended = ::waitpid(child, &status, WNOHANG) == child;
             REQUIRE_MESSAGE(!ended, "the run ended with exit code " << outcome(status) << " before step " << until);
@@ -143,7 +159,8 @@ TEST_CASE("a second process on a run directory leaves, and the first loses no li
     const scratch dir;
     const std::string directory = dir / "run";
     const pid_t first = launch(arguments(directory, {}));
-    while (distilled_steps(directory) < 10) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    distilled_steps done(directory);
+    while (done.now() < 10) std::this_thread::sleep_for(std::chrono::milliseconds(1));
     for (const char* how : {"--resume", "--overwrite"})
         CHECK(wait_for(launch(arguments(directory, {how}))) == exit_usage);
     CHECK(wait_for(first) == exit_ok);

@@ -294,6 +294,71 @@ TEST_CASE("a forward pass whose large products a team shares has the bits of one
     CHECK(want.front() != -1.0f);
 }
 
+TEST_CASE("a large model, without copies and with its sequences together, has the bits of a small one") {
+    model_shape shape = other_family(small_shape(true), rope::scaling::llama3, true);
+    SUBCASE("with biases") {}
+    SUBCASE("with norms of q and k, a head of its own") { shape = small_shape(false); }
+    shape.width = 256, shape.ffn = 520, shape.vocabulary = 1100, shape.head_dim = 12;
+    CHECK_FALSE(transformer<float>(shape).large);
+    CHECK(transformer<float>({.vocabulary = 66000, .width = 256, .heads = 1, .kv_heads = 1, .tied = true}).large);
+    const auto sequences = random_sequences(shape.vocabulary, {5, 33, 1, 60});
+    struct results {
+        std::vector<float> logits, gradient, states, rest, decoded;
+    };
+    const auto run = [&](bool large, int size) {
+        transformer<float> model(shape);
+        model.initialise(4);
+        model.large = large;
+        const auto jitter = coefficients<float>(model.layout.size); // norms start at 1, biases at 0
+        for (std::size_t i = 0; i < model.weights.size(); ++i) model.weights[i] += 0.1f * jitter[i];
+        model.weights_changed();
+        opd::thread_team threads(size);
+        training_pass<float> pass(model, threads);
+        results r;
+        const index_t rows = pass.set_sequences(sequences), v = shape.vocabulary, d = shape.width;
+        CHECK(pass.first_row(3) == 39);
+        r.logits.resize(static_cast<std::size_t>(rows * v));
+        pass.forward(r.logits.data());
+        pass.backward(coefficients<float>(rows * v).data(), r.gradient);
+        r.states.resize(static_cast<std::size_t>(rows * d));
+        pass.forward_states(r.states.data());
+        r.rest.assign(model.weights.size(), 0.5f);
+        pass.backward_states(coefficients<float>(rows * d).data(), r.rest);
+        kv_cache<float> cache; // 16 of a sequence, then token by token, beside others
+        cache.resize(shape, 20, 64);
+        forward_state<float> state;
+        state.threads = large ? &threads : nullptr;
+        for (index_t t = 15; t < 24; ++t) {
+            std::vector<segment> segments;
+            std::vector<std::int32_t> tokens;
+            for (index_t slot = 0; slot < 20; ++slot) {
+                const index_t from = t == 15 ? 0 : t;
+                segments.push_back({.slot = slot, .start = from, .count = t + 1 - from});
+                for (index_t i = from; i <= t; ++i)
+                    tokens.push_back((sequences[3][static_cast<std::size_t>(i)] + static_cast<std::int32_t>(slot)) %
+                                     shape.vocabulary);
+            }
+            r.decoded.resize(tokens.size() * static_cast<std::size_t>(v));
+            forward_rows<float>(model, segments, tokens, cache, state, false, r.decoded.data());
+        }
+        const float* of_last = r.decoded.data(); // the first slot has the sequence itself
+        CHECK(std::memcmp(of_last, r.logits.data() + (39 + 23) * v, static_cast<std::size_t>(v) * sizeof(float)) == 0);
+        return r;
+    };
+    const results small = run(false, 2);
+    for (const int size : {1, 2, 3}) {
+        const results large = run(true, size);
+        const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
+            return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+        };
+        CHECK(same(large.logits, small.logits));
+        CHECK(same(large.gradient, small.gradient));
+        CHECK(same(large.states, small.states));
+        CHECK(same(large.rest, small.rest));
+        CHECK(same(large.decoded, small.decoded));
+    }
+}
+
 TEST_CASE("each pair of numbers turns by its own frequency, stretched as the model says") {
     const auto all = [](const rope& r) {
         std::vector<double> f;

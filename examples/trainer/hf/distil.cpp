@@ -204,8 +204,7 @@ std::int64_t activation_bytes(const model_shape& s, std::int64_t rows) {
     const index_t d = s.width, f = s.ffn, q = s.q_width(), kv = s.kv_width();
     // layer_rows; keys and values; layer_gradients
     const index_t forward = 4 * d + s.qkv_width() + (s.heads + s.kv_heads) + (q + kv) + 2 * s.heads + q + 3 * f + 2;
-    const index_t backward = 2 * d + 2 * f + s.qkv_width();
-    return static_cast<std::int64_t>(sizeof(float)) * rows * (s.layers * (forward + 2 * kv + backward) + 4 * d);
+    return static_cast<std::int64_t>(sizeof(float)) * rows * (s.layers * (forward + 2 * kv + s.qkv_width()) + 4 * d);
 }
 
 const option_names& distil_options() {

@@ -150,7 +150,8 @@ std::string model_source::describe() const {
 model_bytes bytes_of(const model_shape& s) {
     const std::int64_t weights = model_layout(s).size;
     constexpr std::int64_t number = sizeof(float);
-    return {number * (2 * weights + index_t{s.max_length} * s.head_dim), number * 3 * weights};
+    const std::int64_t copies = number * weights > transformer<float>::large_bytes ? 1 : 2;
+    return {number * (copies * weights + index_t{s.max_length} * s.head_dim), number * 3 * weights};
 }
 
 model_directory::model_directory(const std::string& path, int max_length) {

@@ -2,6 +2,7 @@
 #include "model/model.hpp"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <numeric>
 #include <stdexcept>
@@ -17,6 +18,7 @@ namespace {
 
 using opd::product;
 using opd::product_nn;
+using opd::product_nt;
 using opd::serial_executor;
 
 // Products that many bytes of weights go into are worth waking threads for.
@@ -24,8 +26,10 @@ constexpr std::size_t shared_bytes = std::size_t{1} << 20;
 
 // Query rows that attention handles together.
 constexpr index_t query_tile = 12;
-// Rows that a layer handles together while they lie in the first-level cache.
+// Rows that a layer of a small model handles together while they lie in the first-level cache.
 constexpr index_t row_tile = 48;
+// Numbers that are worth waking threads for.
+constexpr index_t shared_numbers = index_t{1} << 16;
 
 index_t round_up(index_t n, index_t to) { return (n + to - 1) / to * to; }
 
@@ -36,8 +40,8 @@ void linear_in_runs(const transformer<T>& model, const tensor& w, const T* x, in
     for (index_t run = 0; run < model.split; ++run) {
         const index_t first = w.columns * run / model.split, end = w.columns * (run + 1) / model.split;
         if (first == end) continue; // fewer inputs than runs
-        product(serial_executor{}, product_nn(rows, w.rows, end - first, x + first, w.columns,
-                                              model.transposed_at(w) + first * w.rows, w.rows, part.data(), w.rows));
+        product(serial_executor{}, product_nt(rows, w.rows, end - first, x + first, w.columns, model.at(w) + first,
+                                              w.columns, part.data(), w.rows));
         if (accumulate)
             add_row(part.data(), rows * w.rows, y);
         else
@@ -46,22 +50,50 @@ void linear_in_runs(const transformer<T>& model, const tensor& w, const T* x, in
     }
 }
 
-// y (R,out) (+)= x (R,in) W^T
+// What goes through weights `w`, by the caller or by threads.
 template <class T>
-void linear(const transformer<T>& model, const tensor& w, const T* x, index_t rows, T* y, opd::thread_team* threads,
-            bool accumulate = false) {
-    if (model.split > 1) return linear_in_runs(model, w, x, rows, y, accumulate);
-    const auto o =
-        product_nn(rows, w.rows, w.columns, x, w.columns, model.transposed_at(w), w.rows, y, w.rows, accumulate);
+void weighted(const tensor& w, const opd::product_operands<T>& o, opd::thread_team* threads) {
     if (threads != nullptr && static_cast<std::size_t>(w.size()) * sizeof(T) >= shared_bytes)
         return product(opd::team_executor{*threads}, o);
     product(serial_executor{}, o);
 }
 
+// f(i, worker) for each i < count: by threads, if there are any and `numbers` are many, else by the caller, who is
+// `worker`.
+template <class Function>
+void share(opd::thread_team* threads, index_t count, index_t numbers, int worker, Function&& f) {
+    if (threads != nullptr && numbers >= shared_numbers) return threads->run(count, f);
+    for (index_t i = 0; i < count; ++i) f(i, worker);
+}
+
+// f(row) for each row of `numbers` numbers.
+template <class Function>
+void each_row(opd::thread_team* threads, index_t rows, index_t numbers, Function&& f) {
+    constexpr index_t piece = 8;
+    share(threads, (rows + piece - 1) / piece, rows * numbers, 0, [&](index_t i, int) {
+        for (index_t r = i * piece; r < std::min(rows, (i + 1) * piece); ++r) f(r);
+    });
+}
+
+// y (R,out) (+)= x (R,in) W^T
+template <class T>
+void linear(const transformer<T>& model, const tensor& w, const T* x, index_t rows, T* y, opd::thread_team* threads,
+            bool accumulate = false) {
+    if (model.split > 1) return linear_in_runs(model, w, x, rows, y, accumulate);
+    if (model.large)
+        return weighted(
+            w, product_nt(rows, w.rows, w.columns, x, w.columns, model.at(w), w.columns, y, w.rows, accumulate),
+            threads);
+    weighted(w,
+             product_nn(rows, w.rows, w.columns, x, w.columns, model.transposed_at(w), w.rows, y, w.rows, accumulate),
+             threads);
+}
+
 // dx (R,in) = dy (R,out) W
 template <class T>
-void linear_backward(const transformer<T>& model, const tensor& w, const T* dy, index_t rows, T* dx) {
-    product(serial_executor{}, product_nn(rows, w.columns, w.rows, dy, w.rows, model.at(w), w.columns, dx, w.columns));
+void linear_backward(const transformer<T>& model, const tensor& w, const T* dy, index_t rows, T* dx,
+                     opd::thread_team* threads) {
+    weighted(w, product_nn(rows, w.columns, w.rows, dy, w.rows, model.at(w), w.columns, dx, w.columns), threads);
 }
 
 } // namespace
@@ -111,7 +143,8 @@ std::array<index_t, 3> tapped_layers(index_t layers) { return {(layers + 2) / 3,
 
 template <class T>
 transformer<T>::transformer(const model_shape& s)
-    : shape(s), layout(s), weights(static_cast<std::size_t>(layout.size)), transposed_(weights.size()) {
+    : shape(s), layout(s), weights(static_cast<std::size_t>(layout.size)),
+      large(layout.size * index_t(sizeof(T)) > large_bytes) {
     const index_t half = s.head_dim / 2;
     cosines_.resize(static_cast<std::size_t>(index_t{s.max_length} * half));
     sines_.resize(cosines_.size());
@@ -156,6 +189,8 @@ void transformer<T>::initialise(std::uint64_t seed) {
 
 template <class T>
 void transformer<T>::weights_changed() {
+    transposed_.resize(large ? 0 : weights.size());
+    if (large) return;
     const auto transpose = [this](const tensor& t) {
         const T* from = weights.data() + t.offset;
         T* to = transposed_.data() + t.offset;
@@ -248,7 +283,7 @@ void forward_state<T>::resize(const model_shape& s, index_t rows, index_t capaci
     grow(x, rows * s.width);
     grow(inv, rows);
     grow(n, rows * s.width);
-    grow(scores, std::max<index_t>(query_tile, s.heads) * capacity);
+    grow(scores, (threads != nullptr ? threads->size() : 1) * std::max<index_t>(query_tile, s.heads) * capacity);
 }
 
 // --- forward ---------------------------------------------------------------------------------------------------------
@@ -351,45 +386,40 @@ void attend_along(const T* q, index_t heads, index_t trunk, std::span<const inde
 }
 
 template <class T>
-void attend_segment(const model_shape& s, const segment& g, index_t row, index_t layer, kv_cache<T>& cache,
-                    layer_rows<T>& l, forward_state<T>& state) {
+void attend_segment(const model_shape& s, const segment& g, index_t row, index_t layer, index_t kv, kv_cache<T>& cache,
+                    layer_rows<T>& l, const forward_state<T>& state, T* scores) {
     const index_t group = s.heads / s.kv_heads, stride = s.q_width() + s.kv_width();
-    T* scores = state.scores.data();
     const index_t rows = g.rows(), *ends = state.path_ends.data() + 1; // row -1 has an end as well
-    for (index_t kv = 0; kv < s.kv_heads; ++kv) {
-        const index_t head = kv * group;
-        if (g.step > 0) {
-            for (index_t r = row; r < row + rows; ++r) {
-                const index_t trunk = g.start + r - row - g.step + 1;
-                attend_along(l.qk.data() + r * stride + head * s.head_dim, group, trunk,
-                             std::span(state.paths.data() + ends[r - 1], state.paths.data() + ends[r]), cache, layer,
-                             g.slot, kv, s.kv_width(), s.head_dim, scores, l.peak.data() + r * s.heads + head,
-                             l.scale.data() + r * s.heads + head, l.att.data() + r * s.q_width() + head * s.head_dim);
-            }
-            continue;
+    const index_t head = kv * group;
+    if (g.step > 0) {
+        for (index_t r = row; r < row + rows; ++r) {
+            const index_t trunk = g.start + r - row - g.step + 1;
+            attend_along(l.qk.data() + r * stride + head * s.head_dim, group, trunk,
+                         std::span(state.paths.data() + ends[r - 1], state.paths.data() + ends[r]), cache, layer,
+                         g.slot, kv, s.kv_width(), s.head_dim, scores, l.peak.data() + r * s.heads + head,
+                         l.scale.data() + r * s.heads + head, l.att.data() + r * s.q_width() + head * s.head_dim);
         }
-        if (rows == 1 && ends[row - 1] == ends[row]) { // the heads that share these keys are the rows
-            attend(l.qk.data() + row * stride + head * s.head_dim, index_t{s.head_dim}, group,
-                   sight{g.start + g.known + 1}, cache, layer, g.slot, kv, s.kv_width(), s.head_dim, scores,
-                   l.peak.data() + row * s.heads + head, l.scale.data() + row * s.heads + head, 1,
-                   l.att.data() + row * s.q_width() + head * s.head_dim, s.head_dim);
-            continue;
-        }
-        for (index_t h = head; h < head + group; ++h)
-            for (index_t i = 0; i < rows; i += query_tile) {
-                const index_t r = row + i;
-                const sight seen{g.start + g.known + i + 1,
-                                 1,
-                                 g.start + g.count,
-                                 state.paths.data(),
-                                 g.parents.empty() ? nullptr : ends + r,
-                                 state.apart && !g.parents.empty()};
-                attend(l.qk.data() + r * stride + h * s.head_dim, stride, std::min(query_tile, rows - i), seen, cache,
-                       layer, g.slot, kv, s.kv_width(), s.head_dim, scores, l.peak.data() + r * s.heads + h,
-                       l.scale.data() + r * s.heads + h, s.heads, l.att.data() + r * s.q_width() + h * s.head_dim,
-                       s.q_width());
-            }
+        return;
     }
+    if (rows == 1 && ends[row - 1] == ends[row]) // the heads that share these keys are the rows
+        return attend(l.qk.data() + row * stride + head * s.head_dim, index_t{s.head_dim}, group,
+                      sight{g.start + g.known + 1}, cache, layer, g.slot, kv, s.kv_width(), s.head_dim, scores,
+                      l.peak.data() + row * s.heads + head, l.scale.data() + row * s.heads + head, 1,
+                      l.att.data() + row * s.q_width() + head * s.head_dim, s.head_dim);
+    for (index_t h = head; h < head + group; ++h)
+        for (index_t i = 0; i < rows; i += query_tile) {
+            const index_t r = row + i;
+            const sight seen{g.start + g.known + i + 1,
+                             1,
+                             g.start + g.count,
+                             state.paths.data(),
+                             g.parents.empty() ? nullptr : ends + r,
+                             state.apart && !g.parents.empty()};
+            attend(l.qk.data() + r * stride + h * s.head_dim, stride, std::min(query_tile, rows - i), seen, cache,
+                   layer, g.slot, kv, s.kv_width(), s.head_dim, scores, l.peak.data() + r * s.heads + h,
+                   l.scale.data() + r * s.heads + h, s.heads, l.att.data() + r * s.q_width() + h * s.head_dim,
+                   s.q_width());
+        }
 }
 
 template <class T>
@@ -403,11 +433,13 @@ bool all_finite(const T* x, index_t n) {
 // Where the rows are in their sequences, and which columns those of trees see.
 template <class T>
 void place_rows(std::span<const segment> segments, forward_state<T>& state) {
+    state.firsts.clear();
     state.positions.clear();
     state.paths.clear();
     state.path_ends.assign(1, 0);
     std::vector<index_t>&paths = state.paths, &ends = state.path_ends;
     for (const segment& g : segments) {
+        state.firsts.push_back(std::ssize(state.positions));
         for (index_t i = 0; i < g.count; ++i) {
             const index_t trunk = g.start + i - g.step; // last position of step 0 that it sees
             state.positions.push_back(g.start + i);
@@ -437,8 +469,11 @@ void forward_layers(const transformer<T>& model, std::span<const segment> segmen
     const index_t d = s.width, f = s.ffn, qk_width = s.q_width() + s.kv_width(), qk_heads = s.heads + s.kv_heads;
     const index_t page = cache.page();
     const auto taps = tapped_layers(s.layers);
+    opd::thread_team* const threads = state.threads;
     if (state.tapped) grow(state.taps, rows * 3 * d);
     place_rows(segments, state);
+    index_t seen = 0; // columns, by all rows
+    for (const segment& g : segments) seen += g.rows() * (g.start + g.rows());
 
     layer_rows<T>* l = &state.layers[0];
     for (index_t layer = 0; layer < s.layers; ++layer) {
@@ -446,19 +481,19 @@ void forward_layers(const transformer<T>& model, std::span<const segment> segmen
         l = &state.layers[keep ? static_cast<std::size_t>(layer) : 0];
 
         // queries, keys and values; the keys and values of all rows are in the cache before any row attends
-        for (index_t r = 0; r < rows; ++r)
+        each_row(threads, rows, d, [&](index_t r) {
             l->inv1[static_cast<std::size_t>(r)] =
                 rms_norm(l->x.data() + r * d, model.at(w.norm1), d, s.norm_epsilon, l->n1.data() + r * d);
-        linear(model, w.wqkv, l->n1.data(), rows, l->qkv.data(), state.threads);
-        if (s.attention_bias)
-            for (index_t r = 0; r < rows; ++r)
-                add_row(model.at(w.bqkv), s.qkv_width(), l->qkv.data() + r * s.qkv_width());
-        index_t row = 0;
-        state.apart = false;
-        for (const segment& g : segments)
-            for (index_t i = 0; i < g.rows(); ++i, ++row) {
-                const index_t column = g.step * g.stride + g.start + g.known + i,
+        });
+        linear(model, w.wqkv, l->n1.data(), rows, l->qkv.data(), threads);
+        std::atomic<bool> apart = false;
+        const auto of_segment = [&](std::size_t n) { return std::pair(segments[n], state.firsts[n]); };
+        share(threads, std::ssize(segments), rows * s.qkv_width(), 0, [&](index_t n, int) {
+            const auto [g, first] = of_segment(static_cast<std::size_t>(n));
+            for (index_t i = 0; i < g.rows(); ++i) {
+                const index_t row = first + i, column = g.step * g.stride + g.start + g.known + i,
                               position = state.positions[static_cast<std::size_t>(row)];
+                if (s.attention_bias) add_row(model.at(w.bqkv), s.qkv_width(), l->qkv.data() + row * s.qkv_width());
                 const T* raw = l->qkv.data() + row * s.qkv_width();
                 T* qk = l->qk.data() + row * qk_width;
                 for (index_t h = 0; h < qk_heads; ++h) {
@@ -478,31 +513,38 @@ void forward_layers(const transformer<T>& model, std::span<const segment> segmen
                 std::copy_n(raw + qk_width, s.kv_width(),
                             cache.values(layer, g.slot, column / page) + column % page * s.kv_width());
                 // what is known may be anything
-                state.apart = state.apart || g.known > 0 || (i >= g.count && !all_finite(raw + qk_width, s.kv_width()));
+                if (g.known > 0 || (i >= g.count && !all_finite(raw + qk_width, s.kv_width()))) apart = true;
             }
-        row = 0;
-        for (const segment& g : segments) {
-            attend_segment(s, g, row, layer, cache, *l, state);
-            row += g.rows();
-        }
+        });
+        state.apart = apart;
+        share(threads, std::ssize(segments) * s.kv_heads, s.q_width() * seen, 0, [&](index_t i, int worker) {
+            const auto [g, first] = of_segment(static_cast<std::size_t>(i / s.kv_heads));
+            attend_segment(s, g, first, layer, i % s.kv_heads, cache, *l, state,
+                           state.scores.data() + worker * std::max<index_t>(query_tile, s.heads) * cache.capacity());
+        });
 
-        // the rest of the layer is local to a row: tile by tile, so that it stays in the cache
+        // the rest of the layer is local to a row: of a small model tile by tile, so that it stays in the cache
         T* next = keep && layer + 1 < s.layers ? state.layers[static_cast<std::size_t>(layer + 1)].x.data()
                   : layer + 1 < s.layers       ? l->x.data()
                                                : state.x.data();
-        for (index_t r0 = 0; r0 < rows; r0 += row_tile) {
-            const index_t n = std::min(row_tile, rows - r0);
+        const index_t tile = model.large ? std::max<index_t>(1, rows) : row_tile;
+        for (index_t r0 = 0; r0 < rows; r0 += tile) {
+            const index_t n = std::min(tile, rows - r0);
             std::copy_n(l->x.data() + r0 * d, n * d, l->x2.data() + r0 * d);
-            linear(model, w.wo, l->att.data() + r0 * s.q_width(), n, l->x2.data() + r0 * d, state.threads, true);
-            for (index_t r = r0; r < r0 + n && s.output_bias; ++r) add_row(model.at(w.bo), d, l->x2.data() + r * d);
-            for (index_t r = r0; r < r0 + n; ++r)
+            linear(model, w.wo, l->att.data() + r0 * s.q_width(), n, l->x2.data() + r0 * d, threads, true);
+            each_row(threads, n, d, [&](index_t i) {
+                const index_t r = r0 + i;
+                if (s.output_bias) add_row(model.at(w.bo), d, l->x2.data() + r * d);
                 l->inv2[static_cast<std::size_t>(r)] =
                     rms_norm(l->x2.data() + r * d, model.at(w.norm2), d, s.norm_epsilon, l->n2.data() + r * d);
-            linear(model, w.wgu, l->n2.data() + r0 * d, n, l->gu.data() + r0 * 2 * f, state.threads);
-            for (index_t r = r0; r < r0 + n; ++r)
+            });
+            linear(model, w.wgu, l->n2.data() + r0 * d, n, l->gu.data() + r0 * 2 * f, threads);
+            each_row(threads, n, 2 * f, [&](index_t i) {
+                const index_t r = r0 + i;
                 swiglu(l->gu.data() + r * 2 * f, l->gu.data() + r * 2 * f + f, f, l->h.data() + r * f);
+            });
             std::copy_n(l->x2.data() + r0 * d, n * d, next + r0 * d);
-            linear(model, w.wdown, l->h.data() + r0 * f, n, next + r0 * d, state.threads, true);
+            linear(model, w.wdown, l->h.data() + r0 * f, n, next + r0 * d, threads, true);
         }
         for (index_t tap = 0; state.tapped && tap < std::ssize(taps); ++tap)
             for (index_t r = 0; r < rows && taps[static_cast<std::size_t>(tap)] == layer + 1; ++r) {
@@ -562,10 +604,10 @@ void forward_rows(const transformer<T>& model, std::span<const segment> segments
 
 template <class T>
 void backward_head(const transformer<T>& model, const T* x, const T* inv, const T* d_logits, const T* d_n, index_t rows,
-                   T* dn, T* dx, T* norm_f) {
+                   T* dn, T* dx, T* norm_f, opd::thread_team* threads) {
     const index_t d = model.shape.width;
     if (d_logits)
-        linear_backward(model, model.layout.head, d_logits, rows, dn);
+        linear_backward(model, model.layout.head, d_logits, rows, dn, threads);
     else
         std::copy_n(d_n, rows * d, dn);
     if (d_logits && d_n) add_row(d_n, rows * d, dn);
@@ -582,69 +624,69 @@ struct attention_backward {
     const model_shape& s;
     sequence_pass<T>& pass;
     index_t layer;
-    std::vector<T>& scratch;
 
-    // d_att (R,Q) -> d_qk (R,Q+KV) before the rotation is undone, d_v into the last KV columns of d_qkv (R,Q+2KV)
-    void run(const T* d_att, T* d_qk, T* d_qkv) {
+    // d_att (R,Q) -> d_qk (R,Q+KV) before the rotation is undone, d_v into the last KV columns of d_qkv (R,Q+2KV); of
+    // the sequence in `slot`, whose rows are from `first` on
+    void run(index_t slot, index_t first, index_t rows, index_t kv, const T* d_att, T* d_qk, T* d_qkv,
+             std::vector<T>& scratch) const {
         using Num = number<T>;
-        const index_t rows = pass.rows(), stride = round_up(rows, 16) + 16, group = s.heads / s.kv_heads;
+        const index_t stride = round_up(rows, 16) + 16, group = s.heads / s.kv_heads;
         const index_t hd = s.head_dim, q_width = s.q_width(), qk_width = q_width + s.kv_width(), qkv = s.qkv_width();
         layer_rows<T>& l = pass.forward.layers[static_cast<std::size_t>(layer)];
+        const T *const all_q = l.qk.data() + first * qk_width, *const att = l.att.data() + first * q_width;
+        d_att += first * q_width, d_qk += first * qk_width, d_qkv += first * qkv;
         grow(scratch, 2 * rows * stride + hd * stride);
         T* p = scratch.data();      // (R,stride) probabilities
         T* ds = p + rows * stride;  // (R,stride) gradient of the scores
         T* vt = ds + rows * stride; // (head_dim,stride) values, transposed
         const T factor = T(1) / std::sqrt(static_cast<T>(hd));
         const Num lane = lane_numbers<T>();
-        for (index_t kv = 0; kv < s.kv_heads; ++kv) {
-            const T* keys = pass.cache.keys(layer, 0, kv);
-            const T* values = pass.cache.values(layer, 0) + kv * hd;
-            for (index_t r = 0; r < rows; ++r)
-                for (index_t i = 0; i < hd; ++i) vt[i * stride + r] = values[r * s.kv_width() + i];
-            for (index_t head = kv * group; head < (kv + 1) * group; ++head) {
-                const T* q = l.qk.data() + head * hd;
-                const T* d_out = d_att + head * hd;
-                for (index_t i = 0; i < rows; i += query_tile) {
-                    const index_t n = std::min(query_tile, rows - i), seen = i + n;
-                    product(serial_executor{}, product_nn(n, seen, hd, q + i * qk_width, qk_width, keys,
-                                                          pass.cache.capacity(), p + i * stride, stride));
-                    product(serial_executor{},
-                            product_nn(n, seen, hd, d_out + i * q_width, q_width, vt, stride, ds + i * stride, stride));
-                    for (index_t r = i; r < seen; ++r) {
-                        const auto at = static_cast<std::size_t>(r * s.heads + head);
-                        const T mean = dot(d_out + r * q_width, l.att.data() + r * q_width + head * hd, hd);
-                        const Num peak(l.peak[at]), scale(l.scale[at]);
-                        each_lane<T>(seen, [&](index_t j, auto load, auto store) {
-                            const auto valid = lane < Num(static_cast<double>(r + 1 - j));
-                            T* pr = p + r * stride + j;
-                            T* dr = ds + r * stride + j;
-                            const Num prob = select(valid, exp(load(pr) * Num(factor) - peak) * scale, Num(0));
-                            store(prob, pr);
-                            store(prob * (load(dr) - Num(mean)) * Num(factor), dr);
-                        });
-                    }
-                    product(serial_executor{},
-                            product_nn(n, hd, seen, ds + i * stride, stride, l.qk.data() + q_width + kv * hd, qk_width,
-                                       d_qk + i * qk_width + head * hd, qk_width));
+        const T* keys = pass.cache.keys(layer, slot, kv);
+        const T* values = pass.cache.values(layer, slot) + kv * hd;
+        for (index_t r = 0; r < rows; ++r)
+            for (index_t i = 0; i < hd; ++i) vt[i * stride + r] = values[r * s.kv_width() + i];
+        for (index_t head = kv * group; head < (kv + 1) * group; ++head) {
+            const T* q = all_q + head * hd;
+            const T* d_out = d_att + head * hd;
+            for (index_t i = 0; i < rows; i += query_tile) {
+                const index_t n = std::min(query_tile, rows - i), seen = i + n;
+                product(serial_executor{}, product_nn(n, seen, hd, q + i * qk_width, qk_width, keys,
+                                                      pass.cache.capacity(), p + i * stride, stride));
+                product(serial_executor{},
+                        product_nn(n, seen, hd, d_out + i * q_width, q_width, vt, stride, ds + i * stride, stride));
+                for (index_t r = i; r < seen; ++r) {
+                    const auto at = static_cast<std::size_t>((first + r) * s.heads + head);
+                    const T mean = dot(d_out + r * q_width, att + r * q_width + head * hd, hd);
+                    const Num peak(l.peak[at]), scale(l.scale[at]);
+                    each_lane<T>(seen, [&](index_t j, auto load, auto store) {
+                        const auto valid = lane < Num(static_cast<double>(r + 1 - j));
+                        T* pr = p + r * stride + j;
+                        T* dr = ds + r * stride + j;
+                        const Num prob = select(valid, exp(load(pr) * Num(factor) - peak) * scale, Num(0));
+                        store(prob, pr);
+                        store(prob * (load(dr) - Num(mean)) * Num(factor), dr);
+                    });
                 }
-                // keys and values are seen by every later query, and by every head of the group
-                const bool more = head > kv * group;
-                for (index_t j = 0; j < rows; j += query_tile) {
-                    const index_t n = std::min(query_tile, rows - j), below = rows - j;
-                    product(serial_executor{},
-                            opd::product_tn(n, hd, below, ds + j * stride + j, stride, q + j * qk_width, qk_width,
-                                            d_qk + j * qk_width + q_width + kv * hd, qk_width, more));
-                    product(serial_executor{},
-                            opd::product_tn(n, hd, below, p + j * stride + j, stride, d_out + j * q_width, q_width,
-                                            d_qkv + j * qkv + qk_width + kv * hd, qkv, more));
-                }
+                product(serial_executor{}, product_nn(n, hd, seen, ds + i * stride, stride, all_q + q_width + kv * hd,
+                                                      qk_width, d_qk + i * qk_width + head * hd, qk_width));
+            }
+            // keys and values are seen by every later query, and by every head of the group
+            const bool more = head > kv * group;
+            for (index_t j = 0; j < rows; j += query_tile) {
+                const index_t n = std::min(query_tile, rows - j), below = rows - j;
+                product(serial_executor{},
+                        opd::product_tn(n, hd, below, ds + j * stride + j, stride, q + j * qk_width, qk_width,
+                                        d_qk + j * qk_width + q_width + kv * hd, qk_width, more));
+                product(serial_executor{},
+                        opd::product_tn(n, hd, below, p + j * stride + j, stride, d_out + j * q_width, q_width,
+                                        d_qkv + j * qkv + qk_width + kv * hd, qkv, more));
             }
         }
     }
 
     // The same of a later step of a training-time test: row by row, since each sees other columns. `steps` are the
     // passes of the sequence up to this one; what is due to keys and values of those before is added to their `seen`.
-    void run_ahead(std::span<sequence_pass<T>* const> steps, const T* d_att, T* d_qk, T* d_qkv) {
+    void run_ahead(std::span<sequence_pass<T>* const> steps, const T* d_att, T* d_qk, T* d_qkv) const {
         const index_t rows = pass.rows(), group = s.heads / s.kv_heads, hd = s.head_dim, own = pass.start;
         const index_t q_width = s.q_width(), kv_width = s.kv_width(), qk_width = q_width + kv_width,
                       qkv = s.qkv_width();
@@ -683,6 +725,14 @@ struct attention_backward {
     }
 };
 
+// Where the gradient of h Wdown^T lies, once that of the next layer is done.
+template <class T>
+T* of_output(sequence_pass<T>& pass, int layer) {
+    forward_state<T>& f = pass.forward;
+    const auto next = static_cast<std::size_t>(layer + 1);
+    return next < f.layers.size() ? f.layers[next].x.data() : f.x.data();
+}
+
 // What has no product of its own for its gradient.
 std::array<const tensor*, 6> rest(const layer_tensors& w) {
     return {&w.norm1, &w.bqkv, &w.q_norm, &w.k_norm, &w.bo, &w.norm2};
@@ -693,17 +743,30 @@ index_t rest_of(const layer_tensors& w) {
     return r;
 }
 
+// f(n, first, end) for each of the pass's sequences, by its number, and those of its rows that lie in [from, to): in
+// order, so that sums over a sequence's rows have theirs.
+template <class T, class Function>
+void each_sequence(const sequence_pass<T>& pass, index_t from, index_t to, index_t numbers, Function&& f) {
+    share(pass.forward.threads, std::ssize(pass.sequences), (to - from) * numbers, 0, [&](index_t n, int) {
+        const index_t first = pass.first(n), end = first + pass.sequences[static_cast<std::size_t>(n)].rows();
+        f(n, std::max(from, first), std::min(to, end));
+    });
+}
+
 // The gradient of the logits (R,V), or of what the head reads (R,D), or of what leaves the last layer (R,D): the others are null.
-// The last of `steps`: a sequence is of one, but in a training-time test.
+// The last of `steps`: a sequence is of one, but in a training-time test. `scratch`: two of each thread; this one is
+// `thread`.
 template <class T>
 void backward_sequence(const transformer<T>& model, std::span<sequence_pass<T>* const> steps, const T* d_logits,
-                       const T* d_n, const T* d_last, std::vector<T>& scratch, std::vector<T>& attention_scratch) {
+                       const T* d_n, const T* d_last, std::span<std::vector<T>> scratch, int thread) {
     sequence_pass<T>& pass = *steps.back();
+    opd::thread_team* const threads = pass.forward.threads;
     const model_shape& s = model.shape;
-    const index_t rows = pass.rows(), d = s.width, f = s.ffn, hd = s.head_dim;
+    const index_t rows = pass.rows(), d = s.width, f = s.ffn, hd = s.head_dim, count = std::ssize(pass.sequences);
     const index_t q_width = s.q_width(), qk_width = q_width + s.kv_width(), qkv = s.qkv_width();
-    grow(scratch, rows * (2 * d + f + q_width + qk_width));
-    T* dx = scratch.data();           // (R,D) of the residual stream
+    std::vector<T>& mine = scratch[static_cast<std::size_t>(2 * thread)];
+    grow(mine, rows * (2 * d + f + q_width + qk_width));
+    T* dx = mine.data();              // (R,D) of the residual stream
     T* dn = dx + rows * d;            // (R,D) of a norm's output
     T* dh = dn + rows * d;            // (R,F)
     T* d_att = dh + rows * f;         // (R,Q)
@@ -712,74 +775,98 @@ void backward_sequence(const transformer<T>& model, std::span<sequence_pass<T>* 
     if (d_last) {
         std::copy_n(d_last, rows * d, dx);
     } else {
-        pass.norm_f.assign(static_cast<std::size_t>(d), T(0));
-        backward_head(model, pass.forward.x.data(), pass.forward.inv.data(), d_logits, d_n, rows, dn, dx,
-                      pass.norm_f.data());
+        pass.norm_f.assign(static_cast<std::size_t>(count * d), T(0));
+        if (d_logits) linear_backward(model, model.layout.head, d_logits, rows, dn, threads);
+        each_sequence(pass, 0, rows, d, [&](index_t n, index_t from, index_t to) {
+            backward_head(model, pass.forward.x.data() + from * d, pass.forward.inv.data() + from,
+                          static_cast<const T*>(nullptr), (d_logits ? dn : d_n) + from * d, to - from, dn + from * d,
+                          dx + from * d, pass.norm_f.data() + n * d);
+        });
     }
 
     pass.layers.resize(static_cast<std::size_t>(s.layers));
     for (index_t layer = s.layers - 1; layer >= 0; --layer) {
         const layer_tensors& w = model.layout.layers[static_cast<std::size_t>(layer)];
-        const layer_rows<T>& l = pass.forward.layers[static_cast<std::size_t>(layer)];
+        layer_rows<T>& l = pass.forward.layers[static_cast<std::size_t>(layer)];
         layer_gradients<T>& g = pass.layers[static_cast<std::size_t>(layer)];
-        grow(g.out, rows * d);
-        grow(g.gu, rows * 2 * f);
-        grow(g.x2, rows * d);
         grow(g.qkv, rows * qkv);
-        g.rest.assign(static_cast<std::size_t>(rest_of(w)), T(0));
-        T* d_norm1 = g.rest.data();
-        T* d_bqkv = d_norm1 + w.norm1.size();
-        T* d_q_norm = d_bqkv + w.bqkv.size();
-        T* d_k_norm = d_q_norm + w.q_norm.size();
-        T* d_bo = d_k_norm + w.k_norm.size();
-        T* d_norm2 = d_bo + w.bo.size();
+        const index_t rest_size = rest_of(w);
+        g.rest.assign(static_cast<std::size_t>(count * rest_size), T(0));
+        const auto sums_of = [&](index_t n) { // of a sequence: its rest
+            struct {
+                T *norm1, *bqkv, *q_norm, *k_norm, *bo, *norm2;
+            } r;
+            r.norm1 = g.rest.data() + n * rest_size;
+            r.bqkv = r.norm1 + w.norm1.size();
+            r.q_norm = r.bqkv + w.bqkv.size();
+            r.k_norm = r.q_norm + w.q_norm.size();
+            r.bo = r.k_norm + w.k_norm.size();
+            r.norm2 = r.bo + w.bo.size();
+            return r;
+        };
 
         // x = x2 + silu(gate) up Wdown^T
-        std::copy_n(dx, rows * d, g.out.data());
-        for (index_t r0 = 0; r0 < rows; r0 += row_tile) {
-            const index_t n = std::min(row_tile, rows - r0);
-            linear_backward(model, w.wdown, dx + r0 * d, n, dh + r0 * f);
-            for (index_t r = r0; r < r0 + n; ++r) {
-                const T* gate = l.gu.data() + r * 2 * f;
-                T* d_gate = g.gu.data() + r * 2 * f;
-                swiglu_backward(dh + r * f, gate, gate + f, f, d_gate, d_gate + f);
-            }
-            linear_backward(model, w.wgu, g.gu.data() + r0 * 2 * f, n, dn + r0 * d);
-            for (index_t r = r0; r < r0 + n; ++r)
-                rms_norm_backward(dn + r * d, l.x2.data() + r * d, model.at(w.norm2),
-                                  l.inv2[static_cast<std::size_t>(r)], d, dx + r * d, dx + r * d, d_norm2);
+        std::copy_n(dx, rows * d, of_output(pass, static_cast<int>(layer)));
+        const index_t tile = model.large ? std::max<index_t>(1, rows) : row_tile;
+        for (index_t r0 = 0; r0 < rows; r0 += tile) {
+            const index_t n = std::min(tile, rows - r0);
+            linear_backward(model, w.wdown, dx + r0 * d, n, dh + r0 * f, threads);
+            each_row(threads, n, 2 * f, [&](index_t i) {
+                const index_t r = r0 + i;
+                T* gate = l.gu.data() + r * 2 * f;
+                swiglu_backward(dh + r * f, gate, gate + f, f, gate, gate + f);
+            });
+            linear_backward(model, w.wgu, l.gu.data() + r0 * 2 * f, n, dn + r0 * d, threads);
+            each_sequence(pass, r0, r0 + n, d, [&](index_t i, index_t from, index_t to) {
+                for (index_t r = from; r < to; ++r)
+                    rms_norm_backward(dn + r * d, l.x2.data() + r * d, model.at(w.norm2),
+                                      l.inv2[static_cast<std::size_t>(r)], d, dx + r * d, dx + r * d, sums_of(i).norm2);
+            });
             // x2 = x + att Wo^T
-            linear_backward(model, w.wo, dx + r0 * d, n, d_att + r0 * q_width);
+            linear_backward(model, w.wo, dx + r0 * d, n, d_att + r0 * q_width, threads);
         }
-        std::copy_n(dx, rows * d, g.x2.data());
-        for (index_t r = 0; r < rows && s.output_bias; ++r) add_row(dx + r * d, d, d_bo);
+        std::copy_n(dx, rows * d, l.x2.data());
 
-        attention_backward<T> attention{s, pass, layer, attention_scratch};
-        pass.start > 0 ? attention.run_ahead(steps, d_att, d_qk, g.qkv.data())
-                       : attention.run(d_att, d_qk, g.qkv.data());
-        for (index_t r = 0; r < rows && !g.seen.empty(); ++r) {
-            const T* seen = g.seen.data() + r * 2 * s.kv_width();
-            add_row(seen, s.kv_width(), d_qk + r * qk_width + q_width);
-            add_row(seen + s.kv_width(), s.kv_width(), g.qkv.data() + r * qkv + qk_width);
-        }
-        for (index_t r = 0; r < rows; ++r)
-            for (index_t h = 0; h < s.heads + s.kv_heads; ++h) {
-                T* dy = d_qk + r * qk_width + h * hd;
-                rotate(dy, model.cosines(pass.start + r), model.sines(pass.start + r), T(-1), hd / 2);
-                if (!s.qk_norm) {
-                    std::copy_n(dy, hd, g.qkv.data() + r * qkv + h * hd);
-                    continue;
+        const attention_backward<T> attention{s, pass, layer};
+        if (pass.start > 0)
+            attention.run_ahead(steps, d_att, d_qk, g.qkv.data());
+        else
+            share(threads, count * s.kv_heads, shared_numbers, thread, [&](index_t i, int worker) {
+                const segment& its = pass.sequences[static_cast<std::size_t>(i / s.kv_heads)];
+                attention.run(its.slot, pass.first(i / s.kv_heads), its.rows(), i % s.kv_heads, d_att, d_qk,
+                              g.qkv.data(), scratch[static_cast<std::size_t>(2 * worker + 1)]);
+            });
+        each_sequence(pass, 0, rows, qkv, [&](index_t n, index_t from, index_t to) {
+            const auto sums = sums_of(n);
+            for (index_t r = from; r < to; ++r) {
+                if (!g.seen.empty()) {
+                    const T* seen = g.seen.data() + r * 2 * s.kv_width();
+                    add_row(seen, s.kv_width(), d_qk + r * qk_width + q_width);
+                    add_row(seen + s.kv_width(), s.kv_width(), g.qkv.data() + r * qkv + qk_width);
                 }
-                rms_norm_backward(dy, l.qkv.data() + r * qkv + h * hd, model.at(h < s.heads ? w.q_norm : w.k_norm),
-                                  l.invqk[static_cast<std::size_t>(r * (s.heads + s.kv_heads) + h)], hd,
-                                  static_cast<const T*>(nullptr), g.qkv.data() + r * qkv + h * hd,
-                                  h < s.heads ? d_q_norm : d_k_norm);
+                const index_t position = pass.start + r - from;
+                for (index_t h = 0; h < s.heads + s.kv_heads; ++h) {
+                    T* dy = d_qk + r * qk_width + h * hd;
+                    rotate(dy, model.cosines(position), model.sines(position), T(-1), hd / 2);
+                    if (!s.qk_norm) {
+                        std::copy_n(dy, hd, g.qkv.data() + r * qkv + h * hd);
+                        continue;
+                    }
+                    rms_norm_backward(dy, l.qkv.data() + r * qkv + h * hd, model.at(h < s.heads ? w.q_norm : w.k_norm),
+                                      l.invqk[static_cast<std::size_t>(r * (s.heads + s.kv_heads) + h)], hd,
+                                      static_cast<const T*>(nullptr), g.qkv.data() + r * qkv + h * hd,
+                                      h < s.heads ? sums.q_norm : sums.k_norm);
+                }
+                if (s.attention_bias) add_row(g.qkv.data() + r * qkv, qkv, sums.bqkv);
+                if (s.output_bias) add_row(dx + r * d, d, sums.bo);
             }
-        for (index_t r = 0; r < rows && s.attention_bias; ++r) add_row(g.qkv.data() + r * qkv, qkv, d_bqkv);
-        linear_backward(model, w.wqkv, g.qkv.data(), rows, dn);
-        for (index_t r = 0; r < rows; ++r)
-            rms_norm_backward(dn + r * d, l.x.data() + r * d, model.at(w.norm1), l.inv1[static_cast<std::size_t>(r)], d,
-                              dx + r * d, dx + r * d, d_norm1);
+        });
+        linear_backward(model, w.wqkv, g.qkv.data(), rows, dn, threads);
+        each_sequence(pass, 0, rows, d, [&](index_t n, index_t from, index_t to) {
+            for (index_t r = from; r < to; ++r)
+                rms_norm_backward(dn + r * d, l.x.data() + r * d, model.at(w.norm1),
+                                  l.inv1[static_cast<std::size_t>(r)], d, dx + r * d, dx + r * d, sums_of(n).norm1);
+        });
     }
     grow(pass.d_x0, rows * d);
     std::copy_n(dx, rows * d, pass.d_x0.data());
@@ -795,19 +882,36 @@ training_pass<T>::training_pass(const transformer<T>& model, opd::thread_team& t
 
 template <class T>
 index_t training_pass<T>::set_sequences(std::span<const std::vector<std::int32_t>> sequences) {
-    count_ = sequences.size();
-    if (sequences_.size() < count_) sequences_.resize(count_);
-    rows_ = 0;
-    for (std::size_t i = 0; i < count_; ++i) {
-        const auto& tokens = sequences[i];
-        if (tokens.empty() || tokens.size() > static_cast<std::size_t>(model_.shape.max_length))
+    return set_passes(sequences, model_.large);
+}
+
+template <class T>
+index_t training_pass<T>::set_passes(std::span<const std::vector<std::int32_t>> sequences, bool together) {
+    for (std::size_t i = 0; i < sequences.size(); ++i)
+        if (const auto& tokens = sequences[i];
+            tokens.empty() || tokens.size() > static_cast<std::size_t>(model_.shape.max_length))
             throw std::invalid_argument("sequence " + std::to_string(i) + " has " + std::to_string(tokens.size()) +
                                         " tokens; the model takes 1 to " + std::to_string(model_.shape.max_length));
-        sequences_[i].tokens = tokens;
-        sequences_[i].row = rows_;
-        sequences_[i].start = 0;
-        for (auto& g : sequences_[i].layers) g.seen.clear();
-        rows_ += sequences_[i].rows();
+    count_ = together ? std::min<std::size_t>(1, sequences.size()) : sequences.size();
+    if (sequences_.size() < count_) sequences_.resize(count_);
+    for (std::size_t i = 0; i < count_; ++i) {
+        sequence_pass<T>& pass = sequences_[i];
+        pass.tokens.clear();
+        pass.sequences.clear();
+        pass.start = 0;
+        pass.forward.threads = together ? &threads_ : nullptr;
+        for (auto& g : pass.layers) g.seen.clear();
+    }
+    rows_ = 0;
+    first_rows_.clear();
+    for (std::size_t i = 0; i < sequences.size(); ++i) {
+        sequence_pass<T>& pass = sequences_[together ? 0 : i];
+        const auto& tokens = sequences[i];
+        if (pass.tokens.empty()) pass.row = rows_;
+        pass.sequences.push_back({.slot = std::ssize(pass.sequences), .count = std::ssize(tokens)});
+        pass.tokens.insert(pass.tokens.end(), tokens.begin(), tokens.end());
+        first_rows_.push_back(rows_);
+        rows_ += std::ssize(tokens);
     }
     order_sequences();
     return rows_;
@@ -826,7 +930,7 @@ void training_pass<T>::set_steps(std::span<const index_t> lengths, index_t steps
             before_.push_back(std::exchange(before[i], std::ssize(none)));
             none.emplace_back(static_cast<std::size_t>(lengths[i] - step), 0);
         }
-    set_sequences(none);
+    set_passes(none, false);
     index_t pass = 0;
     for (index_t step = 0; step < steps; ++step) {
         index_t row = 0;
@@ -862,13 +966,19 @@ void training_pass<T>::order_sequences() {
 }
 
 template <class T>
+void training_pass<T>::resize(sequence_pass<T>& pass) {
+    index_t longest = 0;
+    for (const segment& g : pass.sequences) longest = std::max(longest, g.count);
+    pass.cache.resize(model_.shape, std::ssize(pass.sequences), longest);
+}
+
+template <class T>
 void training_pass<T>::forward(T* logits) {
     threads_.run(static_cast<index_t>(count_), [&](index_t piece, int) {
         sequence_pass<T>& pass = sequences_[static_cast<std::size_t>(order_[static_cast<std::size_t>(piece)])];
-        pass.cache.resize(model_.shape, 1, pass.rows());
-        const segment whole{0, 0, pass.rows()};
-        forward_rows(model_, std::span(&whole, 1), std::span<const std::int32_t>(pass.tokens), pass.cache, pass.forward,
-                     true, logits + pass.row * model_.shape.vocabulary);
+        resize(pass);
+        forward_rows(model_, std::span<const segment>(pass.sequences), std::span<const std::int32_t>(pass.tokens),
+                     pass.cache, pass.forward, true, logits + pass.row * model_.shape.vocabulary);
     });
 }
 
@@ -877,10 +987,9 @@ void training_pass<T>::forward_states(T* n) {
     const index_t d = model_.shape.width;
     threads_.run(static_cast<index_t>(count_), [&](index_t piece, int) {
         sequence_pass<T>& pass = sequences_[static_cast<std::size_t>(order_[static_cast<std::size_t>(piece)])];
-        pass.cache.resize(model_.shape, 1, pass.rows());
-        const segment whole{0, 0, pass.rows()};
-        trainer::forward_states(model_, std::span(&whole, 1), std::span<const std::int32_t>(pass.tokens), pass.cache,
-                                pass.forward, true);
+        resize(pass);
+        trainer::forward_states(model_, std::span<const segment>(pass.sequences),
+                                std::span<const std::int32_t>(pass.tokens), pass.cache, pass.forward, true);
         std::copy_n(pass.forward.n.data(), pass.rows() * d, n + pass.row * d);
     });
 }
@@ -914,9 +1023,7 @@ void training_pass<T>::backward(part what, const T* d_out, index_t width, std::v
         const T* mine = d_out + pass.row * width;
         sequence_pass<T>* const alone = &pass;
         backward_sequence<T>(model_, std::span(&alone, 1), what == part::all ? mine : nullptr,
-                             what == part::before_head ? mine : nullptr, nullptr,
-                             scratch_[static_cast<std::size_t>(2 * thread)],
-                             scratch_[static_cast<std::size_t>(2 * thread + 1)]);
+                             what == part::before_head ? mine : nullptr, nullptr, scratch_, thread);
     });
     weight_gradients(what, what == part::all ? d_out : nullptr, grad);
 }
@@ -938,9 +1045,7 @@ void training_pass<T>::backward_layers(index_t step, const T* dx, T* d_x0) {
     threads_.run(std::ssize(passes), [&](index_t piece, int thread) {
         const auto all = steps_to(passes[static_cast<std::size_t>(piece)]);
         sequence_pass<T>& pass = *all.back();
-        backward_sequence<T>(model_, all, nullptr, nullptr, dx + pass.row * d,
-                             scratch_[static_cast<std::size_t>(2 * thread)],
-                             scratch_[static_cast<std::size_t>(2 * thread + 1)]);
+        backward_sequence<T>(model_, all, nullptr, nullptr, dx + pass.row * d, scratch_, thread);
         std::copy_n(pass.d_x0.data(), pass.rows() * d, d_x0 + pass.row * d);
     });
 }
@@ -955,31 +1060,39 @@ void training_pass<T>::weight_gradients(part what, const T* d_logits, std::vecto
     const model_shape& s = model_.shape;
     const index_t d = s.width, v = s.vocabulary;
     // Weight gradients: dW (out,in) += dY^T X over the rows of all sequences in order, shared out by output tiles.
-    if (what == part::before_head) {
-        const tensor& head = model_.layout.head;
-        if (grad.size() != model_.weights.size())
-            throw std::invalid_argument("backward_states: the head's gradient is not there");
-        std::fill_n(grad.data(), head.offset, T(0));
-        std::fill(grad.begin() + head.offset + head.size(), grad.end(), T(0));
-    } else {
-        grad.assign(model_.weights.size(), T(0));
-    }
+    // What no product overwrites starts at 0, but for a head's gradient that is there.
+    const bool products = count_ > 0;
+    if (what == part::before_head && grad.size() != model_.weights.size())
+        throw std::invalid_argument("backward_states: the head's gradient is not there");
+    grad.resize(model_.weights.size());
+    index_t from = 0;
+    const auto skip = [&](const tensor& t) {
+        std::fill(grad.begin() + from, grad.begin() + t.offset, T(0));
+        from = t.offset + t.size();
+    };
+    const bool keeps_head = what == part::before_head || (what == part::all && products);
+    if (keeps_head && s.tied) skip(model_.layout.head);
+    for (const layer_tensors& w : model_.layout.layers)
+        for (const tensor* t : {&w.wqkv, &w.wo, &w.wgu, &w.wdown})
+            if (products) skip(*t);
+    if (keeps_head && !s.tied) skip(model_.layout.head);
+    std::fill(grad.begin() + from, grad.end(), T(0));
     struct weight_task {
         const tensor* w;
         int layer; // -1: the head
-        const T* (*dy)(const sequence_pass<T>&, int, const T*);
+        const T* (*dy)(sequence_pass<T>&, int, const T*);
         const T* (*x)(const sequence_pass<T>&, int);
         index_t tile;
     };
-    const auto operands = [&](const weight_task& t, const sequence_pass<T>& pass) {
+    const auto operands = [&](const weight_task& t, sequence_pass<T>& pass, bool more) {
         const T* dz = d_logits ? d_logits + pass.row * v : nullptr;
         return opd::product_tn(t.w->rows, t.w->columns, pass.rows(), t.dy(pass, t.layer, dz), t.w->rows,
-                               t.x(pass, t.layer), t.w->columns, grad.data() + t.w->offset, t.w->columns, true);
+                               t.x(pass, t.layer), t.w->columns, grad.data() + t.w->offset, t.w->columns, more);
     };
     std::vector<weight_task> tasks;
     const auto add = [&](const tensor& w, int layer, auto dy, auto x) {
         weight_task t{&w, layer, dy, x, 0};
-        const index_t tiles = opd::product_tiles(operands(t, sequences_[0]));
+        const index_t tiles = opd::product_tiles(operands(t, sequences_[0], false));
         for (; t.tile < tiles; ++t.tile) tasks.push_back(t);
     };
     for (int layer = 0; layer < s.layers && count_ > 0; ++layer) {
@@ -987,28 +1100,31 @@ void training_pass<T>::weight_gradients(part what, const T* d_logits, std::vecto
         using pass_t = sequence_pass<T>;
         add(
             w.wgu, layer,
-            [](const pass_t& p, int l, const T*) { return p.layers[static_cast<std::size_t>(l)].gu.data(); },
+            [](pass_t& p, int l, const T*) -> const T* {
+                return p.forward.layers[static_cast<std::size_t>(l)].gu.data();
+            },
             [](const pass_t& p, int l) { return p.forward.layers[static_cast<std::size_t>(l)].n2.data(); });
         add(
             w.wqkv, layer,
-            [](const pass_t& p, int l, const T*) { return p.layers[static_cast<std::size_t>(l)].qkv.data(); },
+            [](pass_t& p, int l, const T*) -> const T* { return p.layers[static_cast<std::size_t>(l)].qkv.data(); },
             [](const pass_t& p, int l) { return p.forward.layers[static_cast<std::size_t>(l)].n1.data(); });
         add(
-            w.wdown, layer,
-            [](const pass_t& p, int l, const T*) { return p.layers[static_cast<std::size_t>(l)].out.data(); },
+            w.wdown, layer, [](pass_t& p, int l, const T*) -> const T* { return of_output(p, l); },
             [](const pass_t& p, int l) { return p.forward.layers[static_cast<std::size_t>(l)].h.data(); });
         add(
             w.wo, layer,
-            [](const pass_t& p, int l, const T*) { return p.layers[static_cast<std::size_t>(l)].x2.data(); },
+            [](pass_t& p, int l, const T*) -> const T* {
+                return p.forward.layers[static_cast<std::size_t>(l)].x2.data();
+            },
             [](const pass_t& p, int l) { return p.forward.layers[static_cast<std::size_t>(l)].att.data(); });
     }
     if (count_ > 0 && what == part::all)
         add(
-            model_.layout.head, -1, [](const sequence_pass<T>&, int, const T* dz) { return dz; },
+            model_.layout.head, -1, [](sequence_pass<T>&, int, const T* dz) { return dz; },
             [](const sequence_pass<T>& p, int) { return p.forward.n.data(); });
     threads_.run(static_cast<index_t>(tasks.size()), [&](index_t piece, int) {
         const weight_task& t = tasks[static_cast<std::size_t>(piece)];
-        for (std::size_t i = 0; i < count_; ++i) opd::product_tile(operands(t, sequences_[i]), t.tile);
+        for (std::size_t i = 0; i < count_; ++i) opd::product_tile(operands(t, sequences_[i], i > 0), t.tile);
     });
 
     // Norm weights, biases and embedding rows: small, in the order of the sequences.
@@ -1017,13 +1133,15 @@ void training_pass<T>::weight_gradients(part what, const T* d_logits, std::vecto
         for (int layer = 0; layer < s.layers; ++layer) {
             const layer_tensors& w = model_.layout.layers[static_cast<std::size_t>(layer)];
             const T* part = pass.layers[static_cast<std::size_t>(layer)].rest.data();
-            for (const tensor* t : rest(w)) {
-                add_row(part, t->size(), grad.data() + t->offset);
-                part += t->size();
-            }
+            for (std::size_t n = 0; n < pass.sequences.size(); ++n)
+                for (const tensor* t : rest(w)) {
+                    add_row(part, t->size(), grad.data() + t->offset);
+                    part += t->size();
+                }
         }
         if (what == part::layers) continue;
-        add_row(pass.norm_f.data(), d, grad.data() + model_.layout.norm_f.offset);
+        for (index_t n = 0; n < std::ssize(pass.sequences); ++n)
+            add_row(pass.norm_f.data() + n * d, d, grad.data() + model_.layout.norm_f.offset);
         for (index_t r = 0; r < pass.rows(); ++r)
             add_row(pass.d_x0.data() + r * d, d,
                     grad.data() + model_.layout.embedding.offset + pass.tokens[static_cast<std::size_t>(r)] * d);
@@ -1043,7 +1161,7 @@ template void forward_states(const transformer<real>&, std::span<const segment>,
 template void head_logits(const transformer<real>&, const real*, index_t, real*, opd::thread_team*);
 template void forward_head(const transformer<real>&, forward_state<real>&, index_t, real*);
 template void backward_head(const transformer<real>&, const real*, const real*, const real*, const real*, index_t,
-                            real*, real*, real*);
+                            real*, real*, real*, opd::thread_team*);
 template void forward_rows(const transformer<real>&, std::span<const segment>, std::span<const std::int32_t>,
                            kv_cache<real>&, forward_state<real>&, bool, real*);
 

@@ -127,16 +127,24 @@ public:
     /// Normal weights, deterministic in the seed: scaled by 1/sqrt(inputs), residual outputs also by 1/sqrt(2 layers).
     void initialise(std::uint64_t seed);
 
-    /// Call after every change of `weights`: refreshes the (in, out) copies that the forward pass reads.
+    /// Call after every change of `weights`: refreshes the (in, out) copies that a small model's forward pass reads.
     void weights_changed();
+
+    /// Above so many bytes of weights a model is large.
+    static constexpr index_t large_bytes = index_t{64} << 20;
 
     model_shape shape;
     model_layout layout;
     std::vector<T> weights; // flat, tensors as (out, in)
     int split = 1;          // of the forward pass's products: runs of inputs that are summed apart (injection.hpp)
+    /// A large model's weights come from memory: it has no copies of them, and threads share out its products. A small
+    /// one's stay in caches: it has copies, and threads share out its sequences. No bit depends on it.
+    bool large = false;
 
     const T* at(const tensor& t) const { return weights.data() + t.offset; }
-    const T* transposed_at(const tensor& t) const { return transposed_.data() + t.offset; } // (in, out)
+    const T* transposed_at(const tensor& t) const {
+        return transposed_.data() + t.offset;
+    } // (in, out); of a small model
     const T* cosines(index_t position) const { return cosines_.data() + position * (shape.head_dim / 2); }
     const T* sines(index_t position) const { return sines_.data() + position * (shape.head_dim / 2); }
 
@@ -224,14 +232,13 @@ struct layer_rows {
     void resize(const model_shape& shape, index_t rows);
 };
 
-/// Gradients with respect to what one layer's products put out: what the weight gradients need.
+/// Gradients with respect to what one layer's products put out, which the weight gradients need: those that do not take
+/// the place of what the layer computed. In layer_rows, gu becomes the gradient of n2 Wgu^T, x2 of att Wo^T, and the x
+/// that follows of h Wdown^T.
 template <class T>
 struct layer_gradients {
-    std::vector<T> out;  // (R,D) of h Wdown^T
-    std::vector<T> gu;   // (R,2F)
-    std::vector<T> x2;   // (R,D) of att Wo^T
     std::vector<T> qkv;  // (R,Q+2KV)
-    std::vector<T> rest; // what this sequence adds to norm1, bqkv, q_norm, k_norm, bo and norm2, one after the other
+    std::vector<T> rest; // what each sequence adds to norm1, bqkv, q_norm, k_norm, bo and norm2, one after the other
     std::vector<T> seen; // (R,2KV) of keys and values, from the rows of later steps of a training-time test
 };
 
@@ -242,12 +249,14 @@ struct forward_state {
     std::vector<T> x;                  // (R,D) the residual stream that leaves the last layer
     std::vector<T> inv;                // (R)
     std::vector<T> n;                  // (R,D)
-    std::vector<T> scores;             // (tile, capacity)
+    std::vector<T> scores;             // (threads, tile, capacity)
+    std::vector<index_t> firsts;       // the segments' first rows
     std::vector<index_t> positions;    // (R) of each row in its sequence
     std::vector<index_t> paths;     // columns of the ancestors of trees' nodes and their own, ascending, node by node
     std::vector<index_t> path_ends; // (R) where a row's end; as the row before: it sees all columns up to its own
 
-    /// Whose threads share out what large products put out; null: the caller's alone. No bit depends on it.
+    /// Whose threads share out large products and what is done to many rows; null: the caller's alone. No bit depends
+    /// on it.
     opd::thread_team* threads = nullptr;
 
     bool apart = false;  // a draft's values are not finite
@@ -299,21 +308,28 @@ void forward_head(const transformer<T>& model, forward_state<T>& state, index_t 
 /// norm_f (D) is added to.
 template <class T>
 void backward_head(const transformer<T>& model, const T* x, const T* inv, const T* d_logits, const T* d_n, index_t rows,
-                   T* dn, T* dx, T* norm_f); // x, d_n, dn (R,D); inv (R)
+                   T* dn, T* dx, T* norm_f, // x, d_n, dn (R,D); inv (R)
+                   opd::thread_team* threads = nullptr);
 
-/// One sequence of a training batch, or a step of it: its tokens, the forward pass and the gradients of its products'
-/// outputs.
+/// One sequence of a training batch, or a step of it, or, of a large model, all sequences: the tokens, the forward pass
+/// and the gradients of its products' outputs.
 template <class T>
 struct sequence_pass {
     std::vector<std::int32_t> tokens; // (R) inputs
+    std::vector<segment> sequences;   // their rows, one after the other; each has a slot
     index_t row = 0;                  // its first row in the batch's logits, or in the step's
     index_t start = 0;                // position of the first, which is the number of the step
     kv_cache<T> cache;                // of all steps: the first one's
     forward_state<T> forward;
     std::vector<layer_gradients<T>> layers;
     std::vector<T> d_x0;   // (R,D) of the embedding's rows
-    std::vector<T> norm_f; // (D) this sequence's share
+    std::vector<T> norm_f; // (sequences,D) their shares
     index_t rows() const { return static_cast<index_t>(tokens.size()); }
+    index_t first(index_t n) const { // row of the nth sequence
+        index_t r = 0;
+        for (index_t i = 0; i < n; ++i) r += sequences[static_cast<std::size_t>(i)].rows();
+        return r;
+    }
 };
 
 /// A batch of packed sequences. Memory is kept from step to step.
@@ -325,7 +341,7 @@ public:
     /// Takes the sequences' input tokens; returns the number of rows N.
     index_t set_sequences(std::span<const std::vector<std::int32_t>> sequences);
     index_t rows() const { return rows_; }
-    index_t first_row(std::size_t sequence) const { return sequences_[sequence].row; }
+    index_t first_row(std::size_t sequence) const { return first_rows_[sequence]; }
 
     /// Takes sequences of these lengths, whose rows are not the model's tokens, for the layers alone, in a
     /// training-time test of so many steps (1: none). In step j a sequence has the rows of its positions j, j + 1, …,
@@ -342,7 +358,8 @@ public:
     /// Logits of all rows, kept for backward.
     void forward(T* logits); // (N,V)
 
-    /// Gradient of the loss with respect to the weights, from its gradient with respect to the logits.
+    /// Gradient of the loss with respect to the weights, from its gradient with respect to the logits. Once after each
+    /// forward pass, whose memory it takes.
     void backward(const T* d_logits,     // (N,V)
                   std::vector<T>& grad); // flat, as the weights; overwritten
 
@@ -353,7 +370,9 @@ public:
 
 private:
     enum class part { all, before_head, layers }; // what a gradient is of
+    index_t set_passes(std::span<const std::vector<std::int32_t>> sequences, bool together);
     void order_sequences();
+    void resize(sequence_pass<T>& pass);
     // Those of a sequence up to this one, which is of its last step so far.
     std::vector<sequence_pass<T>*> steps_to(index_t pass);
     void backward(part what, const T* d_out, index_t width, std::vector<T>& grad);
@@ -362,7 +381,8 @@ private:
     const transformer<T>& model_;
     opd::thread_team& threads_;
     std::vector<sequence_pass<T>> sequences_; // the first `count_` are in use
-    std::vector<index_t> order_;              // longest first: threads finish together
+    std::vector<index_t> first_rows_;
+    std::vector<index_t> order_; // longest first: threads finish together
     std::size_t count_ = 0;
     index_t rows_ = 0;
     // of a training-time test: passes by step, longest first; of each pass the one of the step before

@@ -19,6 +19,7 @@
 #include <spdlog/spdlog.h>
 
 #include "describe_json.hpp"
+#include "opd/sched/meters/token_ledger.hpp"
 #include "opd/sched/recorder.hpp"
 #include "opd/sched/thread_driver.hpp"
 #include "opd/sched/timed_stages.hpp"
@@ -149,8 +150,9 @@ public:
         if (!ended())
             throw std::runtime_error(fmt::format("distillation ended at step {} of {}: {} sequences were given up",
                                                  run_.state_.step, run_.settings_.distill.steps, given_up));
-        metrics.observe(time);
+        metrics.observe(time), ledger.observe(time);
         auto described_run = examples::described(metrics);
+        described_run["ledger"] = examples::described(ledger);
         all_drafts_.add(drafts_->take());
         if (sampling_.speculate.on()) described_run["speculation"] = described(all_drafts_, sampling_.speculate);
         if (spot_) {
@@ -314,6 +316,8 @@ public:
     const std::shared_ptr<spot_trainer> spot_ = spot_for(); // null: the drafter stays as it is
     sched::run_metrics metrics;
     sched::recorder recorder;
+    sched::token_ledger ledger;
+    sched::observers<sched::recorder, sched::token_ledger> figures_of_run{recorder, ledger};
     bool left = false; // interrupted, and a checkpoint is written
 };
 
@@ -388,7 +392,7 @@ void run::distill_on_threads() {
         driver->add_rollout(all.rollout<unreliable_rollout>(w, w, faults), static_cast<std::int32_t>(all.lanes));
     for (int w = 0; w < all.teachers; ++w) driver->add_teacher(all.teacher<unreliable_teacher>(w, faults));
     driver->set_learner(std::make_shared<unreliable_learner>(all.lesson, faults));
-    driver->observe(all.recorder);
+    driver->observe(all.figures_of_run);
     all.metrics.start(sched::steady_seconds());
     const sched::run_report report = driver->run();
     if (report.observer_exceptions > 0)
@@ -446,7 +450,7 @@ struct step_watch {
 };
 
 using virtual_model = unreliable_stages<sched::timed_stages<rollout_stage, teacher_stage, learner_stage>>;
-using onlookers = sched::observers<sched::recorder, step_watch>;
+using onlookers = sched::observers<sched::recorder, sched::token_ledger, step_watch>;
 using virtual_run = sched::virtual_driver<virtual_model, onlookers>;
 
 std::string to_bytes(const virtual_run& driver) {
@@ -489,7 +493,7 @@ void run::distill_in_virtual_time() {
                                  : virtual_run(all.schedule, std::move(model));
     if (driver.finished()) driver.crash(0, true); // more steps: the workers come again
     step_watch watch;
-    onlookers seen(all.recorder, watch);
+    onlookers seen(all.recorder, all.ledger, watch);
     driver.observe(&seen);
     const double begin = driver.now();
     all.metrics.start(begin);

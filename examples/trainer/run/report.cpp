@@ -9,6 +9,7 @@
 #include <fmt/ranges.h>
 #include <spdlog/spdlog.h>
 
+#include "ledger_table.hpp"
 #include "opd/version.hpp"
 #include "pipeline/served.hpp"
 #include "run/offline.hpp"
@@ -36,6 +37,18 @@ std::string cache_told(const nlohmann::ordered_json& c) {
                          "along the student's\n",
                          "", c["kl_on_teacher"].get<double>(), c["rank"].get<int>(), c["kl_on_student"].get<double>());
     return t;
+}
+
+// Where the tokens of this process's part of the run ended.
+std::string tokens_ended(const nlohmann::ordered_json& l, const std::string& schedule) {
+    const auto of = [&](const char* key, auto& x) { l.at(key).get_to(x); };
+    opd::sched::token_totals t;
+    of("generated", t.generated), of("brought", t.brought), of("learnt", t.learnt), of("discarded", t.discarded);
+    of("lost", t.lost), of("outstanding", t.outstanding), of("regenerated", t.regenerated);
+    of("unreported_attempts", t.unreported), of("busy_seconds", t.busy_seconds), of("idle_seconds", t.idle_seconds);
+    std::string text = "\n" + examples::ledger_table({{schedule, t}});
+    if (t.unreported > 0) text += fmt::format("{} attempts ended without a word of what they drew\n", t.unreported);
+    return text;
 }
 
 // Whether drafts paid, and what was chosen how often.
@@ -123,6 +136,7 @@ void run::report() {
     if (j["schedule"].contains("offline")) t += offline_told(j["schedule"]["offline"]);
     if (j["schedule"].contains("served_teacher")) t += served_teacher::told(j["schedule"]["served_teacher"]);
     if (j["schedule"].contains("teacher_cache")) t += cache_told(j["schedule"]["teacher_cache"]);
+    if (j["schedule"].contains("ledger")) t += tokens_ended(j["schedule"]["ledger"], settings_.schedule.kind);
     if (j["schedule"].contains("speculation")) t += drafts_paid(j["schedule"]["speculation"]);
     fmt::print("{}", t);
     std::fflush(stdout);

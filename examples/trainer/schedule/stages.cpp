@@ -65,6 +65,11 @@ sched::finished_rollout<trajectory> rollout_stage::park(const sched::ticket& t) 
     return {t, versions, std::move(drawn), true};
 }
 
+std::int64_t rollout_stage::drawn(const sched::ticket& t) const {
+    const bool here = engine_ && engine_->busy(t.lane) && tickets_[static_cast<std::size_t>(t.lane)] == t;
+    return here ? static_cast<std::int64_t>(engine_->drawn(t.lane).response().size()) : 0;
+}
+
 void rollout_stage::abort(const sched::ticket& t) {
     if (engine_ && engine_->busy(t.lane) && tickets_[static_cast<std::size_t>(t.lane)] == t) engine_->abort(t.lane);
 }

@@ -105,6 +105,8 @@ public:
     /// A slice of the drafter's training, while there is nothing to roll out.
     std::optional<slice_work> spare(std::stop_token stop);
     index_t running() const { return engine_ ? engine_->running() : 0; }
+    /// Tokens of its response; 0: it does not run here.
+    std::int64_t drawn(const opd::sched::ticket& t) const;
     void export_partials(std::vector<opd::sched::partial_rollout<trajectory>>& out) const;
 
     /// All of its state; when it is read, the weights that it had must be published.

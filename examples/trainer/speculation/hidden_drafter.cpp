@@ -167,10 +167,9 @@ void hidden_training<T>::backward(index_t step, const T* d_logits, const T* d_pr
     T* d_x0 = d_x0_.data() + base(step) * d;
     pass_.backward_layers(step, dx_.data(), d_x0);
     if (!through_ && !(step == 0 && is_fused(drafter_.shape))) return;
-    const index_t inputs = drafter_.shape.vocabulary; // (D,inputs): E and, below it, F
-    opd::product(opd::serial_executor{},
-                 opd::product_nn(n, d, d, static_cast<const T*>(d_x0), d, drafter_.transposed_at(drafter_.layout.head),
-                                 inputs, d_states_.data(), d));
+    // by the first D rows of (inputs,D): E and, below it, F
+    opd::product(opd::serial_executor{}, opd::product_nt(n, d, d, static_cast<const T*>(d_x0), d,
+                                                         drafter_.at(drafter_.layout.head), d, d_states_.data(), d));
 }
 
 template <class T>

@@ -14,8 +14,8 @@
 //   adaptation   a small student that is distilled from little, with the drafter that it began with and with one that
 //             learns while rollout idles (--adapt-drafter), in virtual time with those costs, 5 times --steps (figures
 //             15 and 16 in form); then how much of the idle time is used, and what that delays
-//   slices    a slice of a drafter's training packed and padded, and what a checkpoint holds its worker up for
-//             (figure 17 in form)
+//   slices    a slice of a drafter's training packed and padded, what a checkpoint holds its worker up for (figure 17 in
+//             form), and what slices in hand hold rollout up for on threads
 //
 // Teacher, student and drafter are trained once and kept in DIRECTORY/base (moving, deep); plots are DIRECTORY/*.svg.
 // Contenders take turns within a round; figures are medians over rounds of tokens a second, ratios within a round:
@@ -447,6 +447,29 @@ void compare_slices(const std::string& directory, int rounds) {
                "alone, {:.3f} ms if another thread writes it: {:.1f} % of the first, {:.1f} % of the second\n",
                of(whole).median, of(alone).median, of(behind).median, 100 * of(behind).median / of(whole).median,
                100 * of(behind).median / of(alone).median);
+
+    // on threads: as many slices as there is time for, which change no drafter
+    const std::string base = directory + "/moving",
+                      frozen = drafter_in(base, moving + arguments{"--drafter-ffn=96", "--drafter-steps=200"});
+    for (const int workers : {1, 2}) {
+        std::vector<double> held, rollout;
+        for (int round = 0; round < rounds; ++round) {
+            const auto s =
+                report_of(directory + "/threads",
+                          moving + arguments{"--start-from=" + student, "--draft-from=" + frozen, "--speculate=learned",
+                                             "--draft-depth=6", "--draft-verify=6", "--drafter-ffn=96", "--steps=100",
+                                             "--eval-prompts=64", "--learner-threads=1", "--teachers=1",
+                                             fmt::format("--rollout-workers={}", workers), "--adapt-drafter",
+                                             "--adapt-slices=0", "--adapt-rate=1e-30"})["schedule"];
+            const double busy = s["busy_seconds"]["rollout"];
+            held.push_back(100 * s["speculation"]["drafter"]["held_seconds"].get<double>() / (workers * busy));
+            rollout.push_back(10 * busy); // milliseconds a step
+        }
+        fmt::print(
+            "on threads, {} rollout workers beside one thread of the learner, {} ms of rollout a step: slices in "
+            "hand hold a worker up for {} % of it\n",
+            workers, range(rollout), range(held));
+    }
 }
 
 // One run distils the student with a drafter that learns, and stops now and then; what it began with is judged beside it, on the same

@@ -174,8 +174,7 @@ struct lane_engine {
                         k.template entry<Near>(F::load(zl + i), F::load(yl + i), F::load(es + i), F::load(et + i));
                     const term_and_c<F> of = both_of(formula, k.row, e);
                     block_loss += of.term;
-                    block_c +=
-                        of.c; // also where nobody asks for it: else a*b+c would contract differently in the value
+                    block_c += of.c; // asked for or not: else a*b+c would contract differently in the value
                     if (writes) e.p.store(es + i), of.c.store(et + i);
                 }
                 loss += block_loss, c += block_c;

@@ -304,7 +304,8 @@ struct kept_leaf {
 template <class F, bool Teacher, raw_sums_needed Need, bool Near, class Z, class Y, class Keep = nowhere>
 leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a, Keep keep = {}) {
     leaf_sums<F> s;
-    const F z_s = a.z_s, y_t = a.y_t; // no store can alias them
+    using held = std::conditional_t<std::is_same_v<Keep, nowhere>, const F&, const F>; // stores might alias `a`
+    held z_s = a.z_s, y_t = a.y_t;
     const F unit = a.template unit<Near>(), minus_k = -(a.k * unit), hi_s = -a.hi_s, lo_s = -a.lo_s;
     const F hi_t = -a.hi_t, lo_t = -a.lo_t;
     for (int block = 0; block < n; block += sum_chain<F>) {

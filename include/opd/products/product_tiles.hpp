@@ -214,48 +214,186 @@ OPD_INLINE void transpose(L (&x)[L::width]) {
     if constexpr (w > 8) step(std::integral_constant<int, 8>{});
 }
 
-// How a product is cut, by its shape alone but for its depth. A large one with a transposed operand has wide tiles,
-// for which rows of A are packed: columns of a transposed A lie pages apart, and rows that many panels read would
-// meet in the same sets of the cache. Where B lies as it is read, packing costs more than it saves.
+// to[d, v] = from[v, d] for v < rows, d < depth. With Pad also zeros for v up to a multiple of the width.
+template <class Num, bool Pad, class T = typename Num::value_type>
+[[gnu::noinline]] void turn(const T* from, index_t stride, index_t rows, index_t depth, T* to, index_t to_stride) {
+    constexpr int w = Num::width;
+    if constexpr (w == 1) {
+        for (index_t r = 0; r < rows; ++r)
+            for (index_t d = 0; d < depth; ++d) to[d * to_stride + r] = from[r * stride + d];
+    } else {
+        for (index_t r = 0; r < rows; r += w)
+            for (index_t d = 0; d < depth; d += w) {
+                const auto down = static_cast<int>(std::min<index_t>(w, rows - r));
+                const auto across = static_cast<int>(std::min<index_t>(w, depth - d));
+                const T* const block = from + r * stride + d;
+                T* const turned = to + d * to_stride + r;
+                Num x[w];
+                unroll<w>([&](auto v) OPD_INLINE_LAMBDA {
+                    x[v()] = v() >= down   ? Num(0)
+                             : across == w ? Num::load(block + v() * stride)
+                                           : load_part(block + v() * stride, across);
+                });
+                transpose(x);
+                unroll<w>([&](auto v) OPD_INLINE_LAMBDA {
+                    if (v() >= across) return;
+                    if (Pad || down == w)
+                        x[v()].store(turned + v() * to_stride);
+                    else
+                        store_part(x[v()], turned + v() * to_stride, down);
+                });
+            }
+    }
+}
+
+// What is fetched while a kernel runs: `rows` rows of `lines` cache lines, `some` of them at a time.
+template <class T>
+struct fetch_ahead {
+    const T* at = nullptr;
+    index_t stride = 0, rows = 0, lines = 0, some = 0, line = 0;
+    OPD_INLINE void operator()(index_t) {
+        for (index_t i = 0; i < some && rows > 0; ++i) {
+            __builtin_prefetch(at + line * index_t(64 / sizeof(T)), 0, 2);
+            if (++line == lines) line = 0, --rows, at += rows > 0 ? stride : 0;
+        }
+    }
+};
+
+// product_micro as a function, which its many shapes are compiled as once.
+template <class Num, int Rows, int Vectors, class T = typename Num::value_type>
+[[gnu::noinline]] void product_block(index_t depth, const T* a, index_t a_row, index_t a_depth, const T* b,
+                                     bool goes_on, T* c, index_t c_row, fetch_ahead<T>& ahead) {
+    product_micro<Num, Rows, Vectors, false, fetch_ahead<T>&>(depth, a, a_row, a_depth, b, Vectors * Num::width,
+                                                              goes_on ? c : nullptr, c_row, c, c_row, 0, ahead);
+}
+// f(first, rows) for pieces of [0, count): of as many rows as registers hold, then of 4, 2 and 1.
+template <int Full, class Function>
+OPD_INLINE void each_height(index_t count, Function&& f) {
+    index_t i = 0;
+    for (; i + Full <= count; i += Full) f(i, std::integral_constant<int, Full>{});
+    if constexpr (Full > 4)
+        for (; i + 4 <= count; i += 4) f(i, std::integral_constant<int, 4>{});
+    for (; i + 2 <= count; i += 2) f(i, std::integral_constant<int, 2>{});
+    if (i < count) f(i, std::integral_constant<int, 1>{});
+}
+
+// How a product is cut, by its shape alone but for its depth.
+//   as it lies   small: C in panels of columns, B's rows across the lanes
+//   packed       the same of many rows and a wide B: blocks of A and B are packed, since their rows, far apart, would
+//                meet in the same sets of the caches
+//   turned       B transposed: rows of A, packed, across the lanes, and B read as it lies, once for each tile's rows
 template <class T>
 struct tile_shape {
     using shape = product_shape<product_number<T>>;
-    static constexpr index_t most_packed_rows = 4 * shape::row_block;
+    static constexpr index_t most_rows = shape::vectors * shape::panel, most_turned = 192; // of a packed or turned tile
     index_t rows = shape::row_block, columns = shape::panel;
     index_t down = 0, across = 0; // tiles
-    bool transposed_a = false, pack_a = false;
+    bool packed = false;
 
     explicit tile_shape(const product_operands<T>& o) {
-        constexpr index_t wide = 8, many = 32; // panels of a wide tile; such tiles: enough for every thread
-        const index_t panels = (o.columns + shape::panel - 1) / shape::panel;
-        const index_t wide_tiles = (o.rows + most_packed_rows - 1) / most_packed_rows * (panels / wide);
-        transposed_a = o.a_row == 1 && o.a_depth != 1;
-        pack_a = (transposed_a || o.b_transposed) && o.rows >= shape::row_block / 2 && wide_tiles >= many;
-        if (pack_a) rows = most_packed_rows, columns = wide * shape::panel;
+        constexpr index_t spread = 2048; // bytes between B's rows
+        constexpr int width = product_number<T>::width;
+        packed = !o.b_transposed && o.rows >= shape::row_block / 2 && o.columns >= shape::panel &&
+                 o.b_depth * index_t(sizeof(T)) >= spread;
+        if (packed || o.b_transposed) { // tiles as equal as they can be
+            const index_t tiles = std::max<index_t>(1, (o.rows + most_rows - 1) / most_rows);
+            rows = std::max<index_t>(1, ((o.rows + tiles - 1) / tiles + width - 1) / width) * width;
+            columns = packed ? 2 * shape::panel : o.rows <= 2 * width ? most_turned / 2 : most_turned;
+        }
         down = (o.rows + rows - 1) / rows, across = (o.columns + columns - 1) / columns;
     }
 };
 
-// Columns of `to` from rows of `from`: to[d, v] = from[v, d].
-template <class Num, class T = typename Num::value_type>
-void pack_transposed(const T* from, index_t stride, index_t rows, index_t depth, T* to, index_t to_stride) {
-    index_t done = 0;
-    if constexpr (std::is_same_v<Num, lanes>) {
-        constexpr int w = lanes::width;
-        for (; done + w <= rows; done += w) {
-            index_t d = 0;
-            for (; d + w <= depth; d += w) {
-                lanes x[w];
-                unroll<w>([&](auto v) OPD_INLINE_LAMBDA { x[v()] = lanes::load(from + (done + v()) * stride + d); });
-                transpose(x);
-                unroll<w>([&](auto v) OPD_INLINE_LAMBDA { x[v()].store(to + (d + v()) * to_stride + done); });
+template <class T>
+void product_as_it_lies(const product_operands<T>& o, index_t i, index_t rows, index_t j, index_t columns) {
+    using Num = product_number<T>;
+    constexpr index_t block = product_shape<Num>::depth_block;
+    for (index_t k = 0; k < o.depth; k += block) // the chain goes on where the last block stored it
+        product_panel<Num>(rows, columns, std::min(block, o.depth - k), o.a + i * o.a_row + k * o.a_depth, o.a_row,
+                           o.a_depth, o.b + k * o.b_depth + j, o.b_depth, o.c + i * o.c_row + j, o.c_row,
+                           o.accumulate || k > 0);
+}
+
+template <class T>
+void product_packed(const product_operands<T>& o, index_t i, index_t rows, index_t left, index_t right) {
+    using Num = product_number<T>;
+    using shape = product_shape<Num>;
+    constexpr index_t block = shape::depth_block, panel = shape::panel;
+    constexpr index_t lines = (panel * index_t(sizeof(T)) + 63) / 64; // of cache, of a panel's row
+    constexpr int full = shape::rows(shape::vectors);
+    T packed_a[tile_shape<T>::most_rows * block]; // (rows, depth), or (depth, rows) of a transposed A
+    T packed_b[block * panel];
+    const bool transposed = o.a_row == 1 && o.a_depth != 1;
+    for (index_t k = 0; k < o.depth; k += block) {
+        const index_t depth = std::min(block, o.depth - k);
+        const T* const a = o.a + i * o.a_row + k * o.a_depth;
+        if (transposed)
+            for (index_t d = 0; d < depth; ++d) std::copy_n(a + d * o.a_depth, rows, packed_a + d * rows);
+        else
+            for (index_t r = 0; r < rows; ++r) std::copy_n(a + r * o.a_row, depth, packed_a + r * depth);
+        const index_t a_row = transposed ? 1 : depth, a_depth = transposed ? rows : 1;
+        for (index_t j = left; j < right; j += panel) {
+            const T* const b = o.b + k * o.b_depth + j;
+            T* const c = o.c + i * o.c_row + j;
+            const bool goes_on = o.accumulate || k > 0;
+            if (right - j < panel) {
+                product_panel<Num>(rows, right - j, depth, packed_a, a_row, a_depth, b, o.b_depth, c, o.c_row, goes_on);
+                continue;
             }
-            for (; d < depth; ++d)
-                for (int v = 0; v < w; ++v) to[d * to_stride + done + v] = from[(done + v) * stride + d];
+            for (index_t d = 0; d < depth; ++d) std::copy_n(b + d * o.b_depth, panel, packed_b + d * panel);
+            fetch_ahead<T> ahead{.stride = o.b_depth, .lines = lines, .some = lines};
+            if (right - j >= 2 * panel)
+                ahead.at = b + panel, ahead.rows = depth;
+            else if (k + depth < o.depth) // the next block's first panel
+                ahead.at = o.b + (k + depth) * o.b_depth + left, ahead.rows = std::min(block, o.depth - k - depth);
+            each_height<full>(rows, [&](index_t r, auto height) {
+                product_block<Num, height(), shape::vectors>(depth, packed_a + r * a_row, a_row, a_depth, packed_b,
+                                                             goes_on, c + r * o.c_row, o.c_row, ahead);
+            });
         }
     }
-    for (; done < rows; ++done)
-        for (index_t d = 0; d < depth; ++d) to[d * to_stride + done] = from[done * stride + d];
+}
+
+template <class T>
+void product_turned(const product_operands<T>& o, index_t i, index_t rows, index_t left, index_t right) {
+    using Num = product_number<T>;
+    using shape = product_shape<Num>;
+    constexpr index_t width = Num::width, panel = shape::panel, line = 64 / sizeof(T);
+    constexpr index_t most_rows = tile_shape<T>::most_rows;
+    T packed[most_rows * shape::depth_block];       // (panel, depth, rows of the panel)
+    T sums[tile_shape<T>::most_turned * most_rows]; // C, transposed
+    const index_t all = (rows + width - 1) / width * width, outputs = right - left;
+    const index_t block =
+        shape::depth_block * panel / std::min(panel, all); // what the first-level cache holds of a panel
+    const auto b = [&](index_t j, index_t k) { return o.b + (left + j) * o.b_depth + k; };
+    T* const c = o.c + i * o.c_row + left;
+    if (o.accumulate) turn<Num, true>(c, o.c_row, rows, outputs, sums, all);
+    for (index_t k = 0; k < o.depth; k += block) {
+        const index_t depth = std::min(block, o.depth - k);
+        for (index_t p = 0; p < all; p += panel) {
+            const index_t lanes_here = std::min(panel, all - p);
+            T* const states = packed + p * block;
+            turn<Num, true>(o.a + (i + p) * o.a_row + k, o.a_row, std::min(panel, rows - p), depth, states, lanes_here);
+            const auto run = [&](auto vectors) {
+                constexpr int full = shape::rows(vectors());
+                each_height<full>(outputs, [&](index_t j, auto height) {
+                    fetch_ahead<T> ahead; // the next outputs' weights, else the first ones' of the next block
+                    if (p == 0 && j + 2 * height() <= outputs)
+                        ahead = {b(j + height(), k), o.b_depth, height(), (depth + line - 1) / line, height()};
+                    else if (p == 0 && j + height() >= outputs && k + 2 * depth <= o.depth)
+                        ahead = {b(0, k + depth), o.b_depth, std::min<index_t>(full, outputs),
+                                 (depth + line - 1) / line, full};
+                    T* const to = sums + j * all + p;
+                    product_block<Num, height(), vectors()>(depth, b(j, k), o.b_depth, 1, states, o.accumulate || k > 0,
+                                                            to, all, ahead);
+                });
+            };
+            unroll<shape::vectors>([&](auto less) OPD_INLINE_LAMBDA {
+                if (lanes_here == (less() + 1) * width) run(std::integral_constant<int, less() + 1>{});
+            });
+        }
+    }
+    turn<Num, false>(sums, all, outputs, rows, c, o.c_row);
 }
 
 } // namespace OPD_ISA
@@ -273,43 +411,17 @@ index_t product_tiles(const product_operands<T>& o) {
 /// Computes one output tile.
 template <class T>
 void product_tile(const product_operands<T>& o, index_t tile) {
-    using Num = detail::product_number<T>;
-    using shape = detail::product_shape<Num>;
     const detail::tile_shape<T> t(o);
     const index_t i = tile / t.across * t.rows, rows = std::min(t.rows, o.rows - i);
     const index_t left = tile % t.across * t.columns, right = std::min(left + t.columns, o.columns);
-    const T* a = o.a + i * o.a_row;
-    T* c = o.c + i * o.c_row;
-    if (o.depth == 0 && !o.accumulate) {
-        for (index_t r = 0; r < rows; ++r) std::fill_n(c + r * o.c_row + left, right - left, T(0));
+    if (o.depth == 0) {
+        for (index_t r = i; r < i + rows && !o.accumulate; ++r)
+            std::fill_n(o.c + r * o.c_row + left, right - left, T(0));
         return;
     }
-    T packed_a[t.most_packed_rows * shape::depth_block]; // (depth, rows), or (rows, depth)
-    T packed_b[shape::depth_block * shape::panel];       // (depth, columns)
-    for (index_t k = 0; k < o.depth; k += shape::depth_block) {
-        const index_t depth = std::min(shape::depth_block, o.depth - k);
-        const bool from_c = o.accumulate || k > 0; // the chain goes on where the last block stored it
-        const T* block = a + k * o.a_depth;
-        index_t a_row = o.a_row, a_depth = o.a_depth;
-        if (t.pack_a && t.transposed_a) {
-            for (index_t d = 0; d < depth; ++d) std::copy_n(block + d * o.a_depth, rows, packed_a + d * rows);
-            block = packed_a, a_row = 1, a_depth = rows;
-        } else if (t.pack_a) {
-            for (index_t r = 0; r < rows; ++r) std::copy_n(block + r * o.a_row, depth, packed_a + r * depth);
-            block = packed_a, a_row = depth;
-        }
-        for (index_t j = left; j < right; j += shape::panel) {
-            const index_t columns = std::min(shape::panel, right - j);
-            const T* b = o.b + k * o.b_depth + j;
-            index_t b_depth = o.b_depth;
-            if (o.b_transposed) {
-                detail::pack_transposed<Num>(o.b + j * o.b_depth + k, o.b_depth, columns, depth, packed_b,
-                                             shape::panel);
-                b = packed_b, b_depth = shape::panel;
-            }
-            detail::product_panel<Num>(rows, columns, depth, block, a_row, a_depth, b, b_depth, c + j, o.c_row, from_c);
-        }
-    }
+    if (o.b_transposed) return detail::product_turned(o, i, rows, left, right);
+    if (t.packed) return detail::product_packed(o, i, rows, left, right);
+    detail::product_as_it_lies(o, i, rows, left, right - left);
 }
 
 /// Runs a product on an executor.

@@ -10,6 +10,7 @@
 #include <functional>
 #include <memory>
 #include <stop_token>
+#include <utility>
 #include <vector>
 
 #include "opd/sched/archive.hpp"
@@ -58,8 +59,10 @@ struct worker_reply {
     std::exception_ptr failed = {};                         ///< what the stage threw
     bool of_hook = false;                                   ///< which threw it
     bool spared = false;                                    ///< it has no spare work left
+    /// Tokens of attempts that it let go of: for an observer in this process, and in no message.
+    std::vector<std::pair<sched::ticket, std::int64_t>> drawn = {};
 
-    /// All of it; of `failed` the text.
+    /// All but `drawn`; of `failed` the text.
     template <class A>
     void fields(A& a) {
         a(what, prefixes, tickets, of_hook, spared);

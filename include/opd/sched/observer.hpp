@@ -7,6 +7,8 @@
 //   begin(stage, worker, time, activity)       it begins to be busy with its stage's work, or to do spare work,
 //   end(stage, worker, time, activity)         or ends
 //   event(time, event, actions, scheduler)     the scheduler has taken an event; what it led to is not carried out yet
+//   drawn(ticket, tokens, time)                an attempt is let go of, or fails, or ends with its worker, and its
+//                                              sequence had so many tokens by then; if the worker knows
 //
 // Called from one thread at a time; `time` never decreases: steady_seconds() on threads, else virtual time. On
 // threads an observer is called under the driver's lock: it must be quick and must not call the driver, and what it
@@ -61,10 +63,16 @@ void tell(Observer& o, double t, const event& e, const actions& led_to, const Sc
     if constexpr (requires { o.event(t, e, led_to, s); }) o.event(t, e, led_to, s);
 }
 
+template <class Observer>
+void tell(Observer& o, const ticket& which, std::int64_t tokens, double t) {
+    if constexpr (requires { o.drawn(which, tokens, t); }) o.drawn(which, tokens, t);
+}
+
 /// One of any kind; or nobody.
 struct any_observer {
     std::function<void(worker_change, stage, std::int32_t worker, double time)> worker;
     std::function<void(double time, const event&, const actions&, const scheduler&)> event;
+    std::function<void(const ticket&, std::int64_t tokens, double time)> drawn;
 
     any_observer() = default;
     template <class Observer>
@@ -72,7 +80,8 @@ struct any_observer {
         : worker([&o](worker_change what, stage s, std::int32_t w, double t) { tell(o, what, s, w, t); }),
           event([&o](double t, const sched::event& e, const actions& led_to, const scheduler& s) {
               tell(o, t, e, led_to, s);
-          }) {}
+          }),
+          drawn([&o](const ticket& which, std::int64_t tokens, double t) { tell(o, which, tokens, t); }) {}
 };
 
 } // namespace detail
@@ -94,6 +103,7 @@ public:
     void event(double t, const sched::event& e, const actions& led_to, const Scheduler& s) {
         tell(t, e, led_to, s);
     }
+    void drawn(const ticket& which, std::int64_t tokens, double t) { tell(which, tokens, t); }
 
 private:
     template <class... What>

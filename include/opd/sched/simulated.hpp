@@ -140,6 +140,18 @@ public:
         up(l.place);
     }
 
+    /// f(ticket, whole tokens that its response has) for all that runs, dt <= next() seconds from now.
+    template <class F>
+    void drawn(double dt, F&& f) const {
+        if (heap_.empty()) return;
+        const double clock = paused_ ? clock_ : clock_ + std::max(0.0, dt - stall_) / step();
+        for (const std::int32_t i : heap_) {
+            const lane& l = lanes_[at(i)];
+            const auto whole = static_cast<std::int64_t>(std::floor(std::min(clock, l.to) - l.from + rounding));
+            f(l.who, l.had.tokens + std::min(l.tokens, whole));
+        }
+    }
+
     /// Gives the attempt up; false if it does not run.
     bool abort(const ticket& t) {
         if (!runs(t)) return false;

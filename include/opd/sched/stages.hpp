@@ -11,9 +11,10 @@
 //             void step(std::vector<finished_rollout<rolled_type>>& out, std::stop_token)
 //                                                              one quantum for all that is running; appends what is finished,
 //                                                              and, marked as parked, what it gives back as it stands: that
-//                                                              goes on later, maybe elsewhere, through start(). May return a
-//                                                              record of what it did (rows decoded, drafted, verified), from
-//                                                              which its cost in virtual time follows (timed_stages.hpp)
+//                                                              goes on later, maybe elsewhere, through start(); and what
+//                                                              failed, alone, with the reason. May return a record of what
+//                                                              it did (rows decoded, drafted, verified), from which its cost
+//                                                              in virtual time follows (timed_stages.hpp)
 //             void took(double seconds)                        optional: how long that quantum was, before anything else is
 //                                                              asked of it; in virtual time what it costs there
 //             double elasticity()                              optional: of its pace in how many run, since it was asked last
@@ -21,6 +22,8 @@
 //             running()                                        how many run
 //             finished_rollout<rolled_type> park(const ticket&)  optional: stop it, its lane is free, and say what it has drawn
 //                                                              (no token yet: no sequence); without it nobody may ask
+//             std::int64_t drawn(const ticket&) const          optional: tokens of its response so far, its prefix included,
+//                                                              asked of what is about to be aborted
 //             std::optional<T> spare(std::stop_token)          optional: a short quantum of other work, such as training a
 //                                                              drafter, while it has its weights and the scheduler nothing
 //                                                              for it to run; empty: there is nothing to do until it has run
@@ -48,6 +51,7 @@
 #pragma once
 
 #include <concepts>
+#include <exception>
 #include <memory>
 #include <optional>
 #include <span>
@@ -66,9 +70,10 @@ struct finished_rollout {
     sched::ticket ticket;
     token_versions versions;
     std::shared_ptr<const Rolled> sequence;
-    bool parked = false; ///< not finished: what it has so far
+    bool parked = false;            ///< not finished: what it has so far
+    std::exception_ptr failed = {}; ///< not null: this attempt failed, for this reason
     template <class A>
-    void fields(A& a) {
+    void fields(A& a) { // rollout_actor takes failed ones out before anybody writes these
         a(ticket, versions, parked);
         detail::payload_fields(a, sequence);
     }
@@ -161,6 +166,10 @@ struct spare_record<R> {
 /// What spare() says that it did.
 template <class R>
 using spare_of = typename spare_record<R>::type;
+template <class R>
+concept counts_drawn = requires(const R& r, const ticket& t) {
+    { r.drawn(t) } -> std::convertible_to<std::int64_t>;
+};
 template <class R>
 concept parks = requires(R& r, const ticket& t) {
     { r.park(t) } -> std::same_as<finished_rollout<typename R::rolled_type>>;

@@ -384,6 +384,9 @@ private:
             worker& w = *m.from;
             const event& e = m.said.what;
             w.returned = w.returned || m.returned;
+            if (looks_on.drawn && !log.closed)
+                for (const auto& [ticket, tokens] : m.said.drawn)
+                    observed([&] { looks_on.drawn(ticket, tokens, steady_seconds()); });
             if (m.said.of_hook) {
                 --hooking;
                 if (m.said.failed) note(m.said.failed, {});
@@ -395,6 +398,9 @@ private:
                 if (w.up && e.incarnation == w.life) workers.end_spare(w);
                 return;
             }
+            if ((workers.over || w.killed) && (e.what == event::kind::rolled_out || e.what == event::kind::parked) &&
+                looks_on.drawn && !log.closed) // which the scheduler will not hear of
+                observed([&] { looks_on.drawn(e.ticket, e.versions.tokens, steady_seconds()); });
             if (workers.over || w.killed || !e.from_worker()) return;
             const bool lives = w.up && e.incarnation == w.life;
             switch (e.what) {

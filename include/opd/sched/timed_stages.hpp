@@ -74,6 +74,12 @@ public:
         command({.what = command_type::kind::abort, .ticket = t});
         return true;
     }
+    /// f(ticket, tokens of its response) for all that runs, if the stage counts them; of a quantum all of them.
+    template <class F>
+        requires detail::counts_drawn<Stage>
+    void drawn(double, F&& f) const {
+        for (const ticket& t : live_) f(t, *loop_.drawn(t));
+    }
     void install(const weights& w) {
         version_ = w.version;
         command({.what = command_type::kind::install, .weights = w});

@@ -12,6 +12,8 @@
 //     sync(worker, weights)                    seconds of installing them; the worker stands still and keeps what it
 //                                              runs
 //   model, if it has them
+//     transfer(worker, weights)                seconds until the weights have come and their install begins; it goes on
+//                                              with what it runs. Not of workers that move in quanta (timed_rollout)
 //     rollout_fault(ticket), teacher_fault(job, worker), learner_fault(job), sync_fault(worker, weights, life)
 //                                              a `fault` (fault.hpp)
 //     publication(job)                         seconds from a learner's answer until what it published is lost; none:
@@ -61,6 +63,7 @@ concept rollout_worker = requires(W w, const W c, const ticket& t, const weights
     { c.next() } -> std::convertible_to<double>; // seconds until it has something to report
     w.advance(dt, [](const ticket&, const token_versions&, auto&&...) {});
     { c.running() } -> std::convertible_to<index_t>;
+    // if it counts them: c.drawn(dt, f) calls f(ticket, tokens of its response dt seconds from now) for all that runs
 };
 
 /// `Scheduler`: sched::scheduler, or one that stands in for it in a test.
@@ -181,7 +184,7 @@ public:
         for (const stage s : {stage::rollout, stage::teacher, stage::learner})
             for (std::int32_t w = 0; w < workers_.count(s); ++w) {
                 const worker& x = workers_.of(s, w);
-                if (x.up) workers_.take_down(s, w, now_);
+                if (x.up) tell_drawn(event::down(s, w)), workers_.take_down(s, w, now_);
                 if (x.slots > 0) agenda_.reply(now_ + seconds, event::up(s, w, x.slots));
             }
         for (const record& r : outside) {
@@ -222,6 +225,7 @@ private:
                 if (e.slots == as_before) e.slots = w.slots;
                 workers_.come(e, now_, [this](std::int32_t n) { return model_.rollout(n); });
             } else if (w.up) {
+                tell_drawn(e);
                 workers_.take_down(e.stage, e.worker, now_);
             }
             deliver(e.of_life(w.life));
@@ -231,6 +235,7 @@ private:
             worker& w = of(stage::rollout, r.what.ticket.worker);
             if (!alive(w, r.life)) return false;
             touch(r.what.ticket.worker);
+            tell_drawn(r.what.ticket.worker, &r.what.ticket);
             const bool ran = w.engine->abort(r.what.ticket);
             settle(r.what.ticket.worker);
             if (ran) deliver(event::rollout_failed(r.what.ticket));
@@ -255,6 +260,7 @@ private:
         case record::kind::death: {
             worker& w = of(r.what.stage, r.what.worker);
             if (!alive(w, r.life)) return false;
+            tell_drawn(r.what);
             if (r.bad) {
                 workers_.silence(r.what.stage, r.what.worker, now_);
                 w.back = r.back; // from when the scheduler finds out
@@ -344,6 +350,7 @@ private:
         if (!w.up || w.silent) return;
         mark(t.worker);
         const auto hung = std::find(w.hung.begin(), w.hung.end(), t);
+        tell_drawn(t.worker, &t);
         if (hung != w.hung.end())
             w.hung.erase(hung);
         else if (!w.engine->abort(t))
@@ -470,6 +477,13 @@ private:
         // a worker in the middle of a decode step finishes it first
         if constexpr (requires { w.engine->until_settled(); })
             begin = std::max(begin, now_ + w.engine->until_settled());
+        if constexpr (requires { model_.transfer(number, v); }) {
+            static_assert(
+                !requires { w.engine->until_settled(); }, "opd: a quantum may be under way when it is over");
+            const double transfer = model_.transfer(number, v);
+            check_seconds(transfer, "transfer");
+            begin += transfer;
+        }
         if (begin > now_) {
             record& r = agenda_.push(begin, record::kind::sync_begin);
             r.what = event::synced(number, v.job);
@@ -510,6 +524,7 @@ private:
         worker& w = of(s, number);
         if (!w.up) return;
         const double after = w.silent ? w.back : forever;
+        tell_drawn(event::down(s, number));
         workers_.take_down(s, number, now_);
         double back = after;
         if constexpr (requires { model_.recovery(s, number, w.life); })
@@ -526,6 +541,22 @@ private:
         r.bad = f.what == fault::kind::silence;
         r.back = f.back;
         r.life = of(s, number).life;
+    }
+
+    // What this attempt, or all that runs there, has drawn, of which no event will tell.
+    void tell_drawn(std::int32_t number, const ticket* one = nullptr) {
+        const worker& w = of(stage::rollout, number);
+        if (!workers_.observer || !w.up || w.silent) return;
+        const auto say = [&](const ticket& t, std::int64_t tokens) {
+            if (!one || t == *one) detail::tell(*workers_.observer, t, tokens, now_);
+        };
+        if constexpr (requires { w.engine->drawn(0.0, say); }) {
+            for (const ticket& t : w.hung) say(t, 0);
+            w.engine->drawn(!w.installing && now_ > w.since ? now_ - w.since : 0.0, say);
+        }
+    }
+    void tell_drawn(const event& of_worker) {
+        if (of_worker.stage == stage::rollout) tell_drawn(of_worker.worker);
     }
 
     // Brings a rollout worker to the present; its replies are queued.

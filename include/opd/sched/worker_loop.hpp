@@ -6,7 +6,7 @@
 //
 //   command                                        replies
 //   begin{life, slots}     forget all, be up       worker_up, of this life
-//   start{ticket, prefix}                          rolled_out{ticket, sequence} in time, or rollout_failed
+//   start{ticket, prefix}                          rolled_out{ticket, sequence} in time, rollout_failed or parked
 //   abort{ticket}                                  aborted, unless the ticket was answered already
 //   park{ticket}                                   parked{ticket, sequence}, likewise
 //   spare{stop}                                    rollout, with nothing to run: spare quanta until something else
@@ -61,6 +61,18 @@ public:
     rollout_actor(std::shared_ptr<Stage> s, std::int32_t number) : stage_(std::move(s)), number_(number) {}
 
     bool idle() const { return running_.empty(); }
+    /// Tokens that the response of a running attempt has, those of a finished one that is not told of included; none:
+    /// the stage does not count them.
+    std::optional<std::int64_t> drawn(const ticket& t) const {
+        if constexpr (detail::counts_drawn<Stage>) {
+            for (const auto& f : out_)
+                if (f.ticket == t) return f.versions.tokens;
+            if (std::find(running_.begin(), running_.end(), t) == running_.end()) return 0; // it has not begun
+            return static_cast<std::int64_t>(std::as_const(*stage_).drawn(t));
+        } else {
+            return {};
+        }
+    }
     /// Whether it does spare work while it is idle.
     bool spares() const { return spares_; }
     /// But for the stage's own state.
@@ -94,6 +106,7 @@ public:
             case kind::abort:
                 if (here == running_.end()) return; // it was answered already
                 answer = event::aborted(c.ticket);
+                lets_go(c.ticket);
                 running_.erase(here);
                 stage_->abort(c.ticket);
                 break;
@@ -143,6 +156,7 @@ public:
             forget(send);
             life_ = 0;
         }
+        r.drawn = std::exchange(drawn_, {});
         if (answer.what == event::kind::synced) mail.drop(); // before it is heard: what comes then is the next word
         send(std::move(r));
     }
@@ -193,6 +207,15 @@ public:
                 work_ = stage_->step(out_, stop_);
             }
             for (const auto& f : out_) {
+                if (!f.failed) continue;
+                if (std::erase(running_, f.ticket) > 0) {
+                    lets_go(f.ticket);
+                    dead_.push_back(f.ticket);
+                }
+                if (!failed_) failed_ = f.failed;
+            }
+            std::erase_if(out_, [](const auto& f) { return f.failed != nullptr; });
+            for (const auto& f : out_) {
                 if (!f.sequence && !(f.parked && f.versions.tokens == 0))
                     throw std::logic_error("opd: a rollout stage finished a sequence without payload");
                 std::erase(running_, f.ticket);
@@ -201,13 +224,15 @@ public:
                 throw std::logic_error("opd: a rollout stage runs fewer sequences than it was given");
         } catch (...) {
             failed_ = std::current_exception();
-            std::erase_if(out_, [](const auto& f) { return !f.sequence && !f.parked; });
+            std::erase_if(out_, [](const auto& f) { return f.failed || (!f.sequence && !f.parked); });
             for (const auto& f : out_) std::erase(running_, f.ticket);
-            dead_ = std::exchange(running_, {});
-            for (const ticket& t : dead_) try {
+            for (const ticket& t : running_) lets_go(t);
+            for (const ticket& t : running_) try {
                     stage_->abort(t);
                 } catch (...) { // the first exception says why
                 }
+            dead_.insert(dead_.end(), running_.begin(), running_.end());
+            running_.clear();
         }
     }
     /// What the last quantum did, and what it threw.
@@ -222,7 +247,7 @@ public:
                 } catch (...) { // its sequences are none the worse for it
                     send(reply{.what = {}, .failed = std::current_exception()});
                 }
-        if (failed_) send(reply{.what = {}, .failed = std::exchange(failed_, {})});
+        if (failed_) send(reply{.what = {}, .failed = std::exchange(failed_, {}), .drawn = std::exchange(drawn_, {})});
         for (auto& f : std::exchange(out_, {})) {
             if (f.ticket.worker != number_)
                 send(reply{.what = {},
@@ -243,10 +268,19 @@ private:
         life_ = c.life;
         stop_ = c.stop;
         installed_ = whole_ = spares_ = false;
-        send(reply{.what = event::up(sched::stage::rollout, number_, c.slots).of_life(life_)});
+        send(reply{.what = event::up(sched::stage::rollout, number_, c.slots).of_life(life_),
+                   .drawn = std::exchange(drawn_, {})});
+    }
+    // Its answer will say what it has drawn.
+    void lets_go(const ticket& t) {
+        try {
+            if (const auto tokens = drawn(t)) drawn_.emplace_back(t, *tokens);
+        } catch (...) { // then nobody knows
+        }
     }
     template <class Send>
     void forget(Send&& send) {
+        for (const ticket& t : running_) lets_go(t);
         for (const ticket& t : std::exchange(running_, {})) try {
                 stage_->abort(t);
             } catch (...) {
@@ -266,6 +300,7 @@ private:
     work_type work_{};
     std::exception_ptr failed_;
     std::vector<ticket> dead_;
+    std::vector<std::pair<ticket, std::int64_t>> drawn_; // by what was let go of, not told yet
 };
 
 namespace detail {

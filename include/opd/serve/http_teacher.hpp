@@ -21,17 +21,14 @@
 // call it. It has threads of its own while it runs, which block SIGPIPE; a connection in the making is broken off after
 // connect_seconds at the latest.
 //
-// Plain HTTP/1.1: TLS is not spoken; put a proxy beside you that does. This header alone needs cpp-httplib (0.11 or
-// newer), with the flags that its library was built with: Debian's is `pkg-config --cflags --libs cpp-httplib`.
+// What it needs, and why there is no TLS: http_post.hpp.
 #pragma once
 
 #include <algorithm>
 #include <atomic>
-#include <charconv>
 #include <chrono>
 #include <cmath>
 #include <condition_variable>
-#include <csignal>
 #include <cstddef>
 #include <cstdint>
 #include <exception>
@@ -49,12 +46,11 @@
 #include <utility>
 #include <vector>
 
-#include <httplib.h>
-
 #include "opd/config.hpp"
 #include "opd/error.hpp"
 #include "opd/rng.hpp"
 #include "opd/serve/dialects.hpp"
+#include "opd/serve/http_post.hpp"
 
 namespace opd::serve {
 
@@ -76,22 +72,6 @@ struct http_settings {
     bool whole = true; ///< a sequence with a token that was not scored, other than token 0, is a bad answer
     std::uint64_t seed = 1;
 };
-
-enum class failure {
-    none,
-    refused,      ///< status 3xx or 4xx: the request
-    overloaded,   ///< 429, or 503 with Retry-After
-    server_error, ///< 5xx, 408, 425
-    connection,   ///< none, or broken
-    timed_out,
-    bad_answer,
-    cancelled
-};
-inline const char* to_string(failure f) {
-    constexpr const char* names[] = {"none",       "refused",   "overloaded", "server error",
-                                     "connection", "timed out", "bad answer", "cancelled"};
-    return names[static_cast<int>(f)];
-}
 
 /// What became of a sequence. `why` and `text` are of its last failure, also where it was scored after that.
 struct outcome {
@@ -119,39 +99,6 @@ struct http_metrics {
 
 namespace detail {
 
-/// http://host[:port][/prefix], taken apart.
-struct base_url {
-    std::string host, prefix;
-    int port = 80;
-};
-inline base_url parsed_url(const std::string& url) {
-    const auto refuse = [&](const char* why) { throw invalid_input("urls", "'" + url + "' " + why); };
-    if (url.rfind("https://", 0) == 0) refuse("asks for TLS, which is not spoken: put a proxy in front");
-    if (url.rfind("http://", 0) != 0) refuse("does not begin with http://");
-    std::string_view rest = std::string_view(url).substr(7);
-    base_url r;
-    if (const auto slash = rest.find('/'); slash != std::string_view::npos) {
-        r.prefix = rest.substr(slash);
-        while (!r.prefix.empty() && r.prefix.back() == '/') r.prefix.pop_back();
-        rest = rest.substr(0, slash);
-    }
-    const bool brackets = !rest.empty() && rest.front() == '['; // IPv6
-    const auto end = brackets ? rest.find(']') : rest.find(':');
-    r.host = brackets ? rest.substr(1, end == std::string_view::npos ? end : end - 1) : rest.substr(0, end);
-    if (brackets)
-        rest = end == std::string_view::npos ? "?" : rest.substr(end + 1);
-    else
-        rest = end == std::string_view::npos ? std::string_view() : rest.substr(end);
-    if (!rest.empty()) {
-        const auto [last, wrong] = std::from_chars(rest.data() + 1, rest.data() + rest.size(), r.port);
-        if (rest[0] != ':' || wrong != std::errc() || last != rest.data() + rest.size() || r.port < 1 || r.port > 65535)
-            refuse("has no port where one should be");
-    }
-    if (r.host.empty() || r.host.find_first_of("@ \r\n") != std::string::npos) refuse("has no host");
-    if (r.prefix.find_first_of(" \r\n?#") != std::string::npos) refuse("has no plain path");
-    return r;
-}
-
 /// Seconds until try number tries + 1 of a sequence.
 inline double backoff_of(const http_settings& s, int tries, std::uint64_t sequence) {
     const double most = std::min(s.most_backoff_seconds, s.backoff_seconds * std::ldexp(1.0, std::min(tries - 1, 60)));
@@ -163,9 +110,6 @@ inline double backoff_of(const http_settings& s, int tries, std::uint64_t sequen
 }
 
 inline http_settings checked(http_settings s) {
-    const auto seconds = [](const char* name, double x) {
-        if (!(x >= 1e-3 && x <= 1e6)) throw invalid_input(name, "must lie in [0.001, 1e6] seconds");
-    };
     if (s.urls.empty()) throw invalid_input("urls", "are none");
     for (const std::string& url : s.urls) parsed_url(url);
     check_wanted(s.dialect, s.what);
@@ -174,9 +118,13 @@ inline http_settings checked(http_settings s) {
     if (s.tries < 1) throw invalid_input("tries", "must be at least 1");
     if (s.quarantine_after < 1) throw invalid_input("quarantine_after", "must be at least 1");
     if (s.most_answer_bytes < 1) throw invalid_input("most_answer_bytes", "must be at least 1");
-    seconds("connect_seconds", s.connect_seconds), seconds("read_seconds", s.read_seconds);
-    seconds("total_seconds", s.total_seconds), seconds("backoff_seconds", s.backoff_seconds);
-    seconds("most_backoff_seconds", s.most_backoff_seconds), seconds("quarantine_seconds", s.quarantine_seconds);
+    for (const auto& [name, seconds] : {std::pair{"connect_seconds", s.connect_seconds},
+                                        {"read_seconds", s.read_seconds},
+                                        {"total_seconds", s.total_seconds},
+                                        {"backoff_seconds", s.backoff_seconds},
+                                        {"most_backoff_seconds", s.most_backoff_seconds},
+                                        {"quarantine_seconds", s.quarantine_seconds}})
+        check_seconds(name, seconds);
     if (s.api_key.find_first_of("\r\n") != std::string::npos) throw invalid_input("api_key", "has a line break");
     if (const index_t most = most_per_request(s.dialect, s.what); most > 0) s.batch = std::min(s.batch, most);
     return s;
@@ -222,8 +170,8 @@ public:
     }
 
 private:
-    using clock = std::chrono::steady_clock;
-    using time = clock::time_point;
+    using clock = detail::http_clock;
+    using time = detail::http_time;
 
     struct replica {
         std::string url;
@@ -248,18 +196,12 @@ private:
         int threads = 0;      // that run
         bool stopped = false;
     };
-    struct reply {
-        failure why = failure::none;
-        std::string text = {};
-        double retry_after = 0;
-        std::size_t sent = 0, received = 0; // bytes
-        std::vector<answer> answers = {};   // where why is none
+    struct reply : detail::http_reply {
+        std::vector<answer> answers = {}; // where why is none
     };
 
-    static time after(time t, double seconds) {
-        return t + std::chrono::duration_cast<clock::duration>(std::chrono::duration<double>(seconds));
-    }
-    static double seconds_between(time a, time b) { return std::chrono::duration<double>(b - a).count(); }
+    static time after(time t, double seconds) { return detail::after(t, seconds); }
+    static double seconds_between(time a, time b) { return detail::seconds_between(a, b); }
     scores nothing_of(const sequence& s) const {
         detail::answer_reader at{settings_.dialect};
         detail::score_sheet sheet(s, settings_.what, at);
@@ -331,10 +273,7 @@ private:
 
     /// One thread of a call.
     void work(call& c) {
-        sigset_t pipe;
-        sigemptyset(&pipe);
-        sigaddset(&pipe, SIGPIPE); // of a server that closes while it is written to
-        pthread_sigmask(SIG_BLOCK, &pipe, nullptr);
+        detail::block_sigpipe();
         std::map<std::size_t, std::shared_ptr<httplib::Client>> clients;
         std::unique_lock lock(mutex_);
         while (c.open > 0 && !c.stopped) {
@@ -361,7 +300,7 @@ private:
             }
             ++under_way_, ++replicas_[r].under_way, ++metrics_.requests;
             auto& client = clients[r];
-            if (!client) client = new_client(replicas_[r]);
+            if (!client) client = detail::new_client(replicas_[r].at);
             f->client = client;
             c.flights.push_back(f);
             lock.unlock();
@@ -397,75 +336,32 @@ private:
         next_ = (best + 1) % n;
         return best;
     }
-    std::shared_ptr<httplib::Client> new_client(const replica& r) const {
-        auto client = std::make_shared<httplib::Client>(r.at.host, r.at.port);
-        client->set_keep_alive(true);
-        client->set_tcp_nodelay(true);
-        client->set_follow_location(false);
-        return client;
-    }
 
     /// Without the lock.
     reply ask(const call& c, const std::vector<std::size_t>& group, flight& f, const detail::base_url& at) const {
         std::vector<sequence> some;
         for (const std::size_t i : group) some.push_back(c.sequences[i]);
         const request q = request_of(settings_.dialect, some, settings_.what);
-        const time begin = clock::now();
-        const auto limit = [](double seconds) {
-            return std::chrono::duration_cast<std::chrono::microseconds>(std::chrono::duration<double>(seconds));
-        };
-        f.client->set_connection_timeout( // which alone cannot be broken off
-            limit(std::clamp(seconds_between(begin, f.limit), 0.001, settings_.connect_seconds)));
-        f.client->set_read_timeout(limit(settings_.read_seconds));
-        f.client->set_write_timeout(limit(settings_.read_seconds));
-        httplib::Request post;
-        post.method = "POST", post.path = at.prefix + q.path, post.body = q.body;
-        post.headers = {{"Content-Type", "application/json"}, {"Accept-Encoding", "identity"}};
-        if (!settings_.api_key.empty()) post.headers.emplace("Authorization", "Bearer " + settings_.api_key);
         std::string body;
-        bool too_long = false;
-        post.content_receiver = [&](const char* p, std::size_t n, std::uint64_t, std::uint64_t) {
-            too_long = n > settings_.most_answer_bytes - body.size();
-            if (!too_long) body.append(p, n);
-            return !too_long && f.broken_off == failure::none;
-        };
-        httplib::Response got;
-        auto error = httplib::Error::Success;
-        const bool sent = f.client->send(post, got, error);
         reply r;
-        r.sent = q.body.size(), r.received = body.size();
-        if (f.broken_off != failure::none && (!sent || error != httplib::Error::Success)) {
-            r.why = f.broken_off;
-            r.text = r.why == failure::cancelled ? "broken off: cancelled" : "broken off: total_seconds are over";
-        } else if (too_long) {
-            r.why = failure::bad_answer;
-            r.text = "is longer than " + std::to_string(settings_.most_answer_bytes) + " bytes";
-        } else if (!sent) {
-            const bool silent = error == httplib::Error::ConnectionTimeout ||
-                                (error == httplib::Error::Read && // its clock is not ours
-                                 seconds_between(begin, clock::now()) >= 0.9 * settings_.read_seconds);
-            r.why = silent ? failure::timed_out : failure::connection;
-            r.text = (silent ? "no answer in time: " : "the connection failed: ") + httplib::to_string(error);
-        } else if (got.status != 200) {
-            r.retry_after = seconds_of(got.get_header_value("Retry-After"));
-            r.why = got.status == 429 || (got.status == 503 && r.retry_after > 0) ? failure::overloaded
-                    : got.status >= 500 || got.status == 408 || got.status == 425 ? failure::server_error
-                                                                                  : failure::refused;
-            r.text = "status " + std::to_string(got.status) + ": " + body.substr(0, 300);
-        } else {
-            try {
+        static_cast<detail::http_reply&>(r) = detail::exchange(
+            *f.client, at,
+            {.path = q.path,
+             .body = q.body,
+             .api_key = settings_.api_key,
+             .connect_seconds = std::clamp(seconds_between(clock::now(), f.limit), 0.001, settings_.connect_seconds),
+             .read_seconds = settings_.read_seconds,
+             .most_bytes = settings_.most_answer_bytes},
+            f.broken_off, [&](const char* p, std::size_t n) {
+                body.append(p, n);
+                return true;
+            });
+        if (r.why == failure::none) try {
                 r.answers = decode(settings_.dialect, body, some, settings_.what);
             } catch (const std::exception& e) { // serve::bad_answer, or no memory
                 r.why = failure::bad_answer, r.text = e.what();
             }
-        }
         return r;
-    }
-    /// Of a Retry-After in seconds; a date counts as none.
-    static double seconds_of(const std::string& text) {
-        int n = 0;
-        const auto [end, wrong] = std::from_chars(text.data(), text.data() + text.size(), n);
-        return wrong == std::errc() && end == text.data() + text.size() && n > 0 ? n : 0;
     }
 
     /// What becomes of a request's sequences and its replica. With the lock.
