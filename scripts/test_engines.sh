@@ -1,19 +1,29 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/test_engines.sh [libopd.so] [--full]: a virtual environment with ray in build/venv-engines (or OPD_ENGINES_VENV),
-# and in it what opd.ray promises: its protocol, thirty kills of actors (--full: two hundred), a thousand sequences a
-# second; with torch and transformers, where pip can install them, examples/python/distil_ray.py must close a tenth of the
-# divergence. Prints SKIPPED where PyPI or ray cannot be had.
+# scripts/test_engines.sh [libopd.so] [--full]: Open MPI 5 in a virtual environment, build/venv-mpi, and twelve runs of opd-mpi
+# that lose a rank (--full: forty). Another with ray in build/venv-engines (or OPD_ENGINES_VENV), and in it what opd.ray
+# promises: its protocol, thirty kills of actors (--full: two hundred), a thousand sequences a second; with torch and
+# transformers, where pip can install them, examples/python/distil_ray.py must close a tenth of the divergence. Prints SKIPPED
+# where PyPI or a package cannot be had.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
-full=()
+full=() deaths=12
 library=${OPD_LIBRARY:-$opd_root/build/test/lib/libopd.so}
 for word in "$@"; do
-    if [ "$word" = --full ]; then full=(--full); else library=$word; fi
+    if [ "$word" = --full ]; then full=(--full) deaths=40; else library=$word; fi
 done
+
+mpi=$opd_root/build/venv-mpi
+if opd_venv "$mpi" 'importlib.metadata;importlib.metadata.version("openmpi")' 'openmpi>=5'; then
+    sources=$opd_root/examples/engines/mpi
+    OMPI_CXX=${CXX:-clang++-19} "$mpi/bin/mpicxx" -std=c++20 -O1 -pthread -I "$opd_root/include" "$sources/main.cpp" \
+        -o "$mpi/opd-mpi"
+    bash "$sources/test.sh" "$mpi/bin/mpirun" "$mpi/opd-mpi" "$deaths"
+fi
+
 [ -f "$library" ] || opd_die "there is no $library; build libopd with -DOPD_BUILD_LIBRARY=ON and name it"
 OPD_LIBRARY=$(cd "$(dirname "$library")" && pwd)/$(basename "$library")
 export OPD_LIBRARY

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// opd-mpi: one small distillation, twice, on as many ranks as mpirun starts.
+// opd-mpi [WAY STEP RANK]: one small distillation, twice, on as many ranks as mpirun starts. In that step of that way that
+// rank kills itself: with Open MPI 5 under mpirun --with-ft ulfm the others do the step again.
 //
 //   vocabulary   every rank has the head's rows of some ids, and all tokens: the loss over the whole vocabulary
 //                (opd/backends/vocab_parallel.hpp), and the gradient of its own rows
@@ -8,11 +9,13 @@
 //
 // The student is a linear head W (V,D) over states x (N,D), the teacher's logits are given, the loss is reverse KL,
 // mean over tokens. Both print the same losses, whatever the ranks: test.sh compares them. `naive` is the first loss by
-// its formula.
+// its formula. opd-mpi-nccl is the same over NCCL.
 #include <algorithm>
 #include <cmath>
+#include <csignal>
 #include <cstdint>
 #include <cstdio>
+#include <cstdlib>
 #include <exception>
 #include <span>
 #include <stdexcept>
@@ -23,7 +26,13 @@
 #include <opd/backends/vocab_parallel.hpp>
 #include <opd/estimators/divergences.hpp>
 
+#ifdef OPD_EXAMPLE_NCCL
+#include "nccl_team.hpp"
+using team_of_ranks = engine::nccl_team;
+#else
 #include "team.hpp"
+using team_of_ranks = engine::team;
+#endif
 
 namespace {
 
@@ -33,13 +42,13 @@ constexpr double rate = 4.0;
 
 struct share { // [first, first + count) of n, of one rank
     long first, count;
-    share(long n, const engine::team& t)
+    share(long n, const team_of_ranks& t)
         : first(n * t.rank() / t.size()), count(n * (t.rank() + 1) / t.size() - first) {}
 };
 
 struct problem {
     doubles x, y, w;
-    explicit problem(const engine::team& team) : x(N * D), y(N * V), w(V * D) {
+    explicit problem(const team_of_ranks& team) : x(N * D), y(N * V), w(V * D) {
         std::uint64_t state = 17;
         const auto draw = [&] { // in [-1, 1)
             state = state * 6364136223846793005u + 1442695040888963407u;
@@ -74,12 +83,12 @@ void descend(doubles& w, const doubles& dw) {
     for (std::size_t i = 0; i < w.size(); ++i) w[i] -= rate * dw[i];
 }
 
-void say(const engine::team& team, const char* what, long step, double loss) {
+void say(const team_of_ranks& team, const char* what, long step, double loss) {
     if (team.rank() == 0) std::printf("%s %ld %.17g\n", what, step, loss);
 }
 
 /// Throws where a rank has other bits.
-void agree(const engine::team& team, std::span<const double> x, const char* what) {
+void agree(const team_of_ranks& team, std::span<const double> x, const char* what) {
     const std::span<const std::byte> mine = std::as_bytes(x);
     const std::vector<std::byte> all = team.all_gather(mine);
     for (std::size_t at = 0; at < all.size(); at += mine.size())
@@ -87,7 +96,7 @@ void agree(const engine::team& team, std::span<const double> x, const char* what
             throw std::runtime_error(std::string("ranks disagree about the ") + what);
 }
 
-void naive(const engine::team& team, const problem& p) {
+void naive(const team_of_ranks& team, const problem& p) {
     const doubles z = logits(p.x, p.w);
     const auto lse = [](const double* a) {
         long double sum = 0;
@@ -104,19 +113,48 @@ void naive(const engine::team& team, const problem& p) {
     say(team, "naive", 0, static_cast<double>(loss / N));
 }
 
-void over_vocabulary(const engine::team& team, problem p) {
-    opd::cpu_backend be;
-    const share mine(V, team);
-    const std::size_t ids = static_cast<std::size_t>(mine.count);
-    doubles w(p.w.begin() + mine.first * D, p.w.begin() + (mine.first + mine.count) * D), dz(N * ids);
-    const double* y = p.y.data() + mine.first; // its columns of the teacher's rows
-    for (long step = 0; step < steps; ++step) {
-        doubles z = logits(p.x, w);
+struct death {
+    std::string way;
+    long step = -1, rank = -1;
+    void at(const char* here, long now, const team_of_ranks& team) const {
+        if (way == here && step == now && rank == team.rank() && team.lost() == 0) std::raise(SIGKILL);
+    }
+};
+
+// Each step of a way from the weights before it: what a rank's death breaks off is done again by those that are left.
+template <class Step>
+void descended(team_of_ranks& team, const char* way, Step&& step) {
+    for (long at = 0; at < steps;) {
+        double loss = 0;
+        doubles next;
+        if (!team.together([&] { loss = step(at, next); })) continue;
+        step.w = std::move(next);
+        say(team, way, at++, loss);
+    }
+}
+
+// A rank computes with its shard alone. That every one keeps all shards as they were before the step is for the dead one's;
+// a large head's next rank does, or a checkpoint.
+struct over_vocabulary {
+    const team_of_ranks& team;
+    const death& dies;
+    const problem& p;
+    doubles w = p.w;
+    opd::cpu_backend be = {};
+
+    double operator()(long step, doubles& next) {
+        const share mine(V, team);
+        const std::size_t ids = static_cast<std::size_t>(mine.count);
+        const auto begin = static_cast<std::ptrdiff_t>(mine.first * D),
+                   end = begin + static_cast<std::ptrdiff_t>(ids * D);
+        doubles own(w.begin() + begin, w.begin() + end), dz(N * ids), z = logits(p.x, own);
+        const double* y = p.y.data() + mine.first; // its columns of the teacher's rows
         auto call = opd::vocab_parallel(be, {.first = mine.first, .total = V},
                                         opd::student::logits{opd::view(z.data(), N, mine.count, mine.count),
                                                              opd::view(dz.data(), N, mine.count, mine.count)},
                                         opd::teacher::dense{opd::view(y, N, mine.count, V)}, opd::reverse_kl{});
         while (call.local()) {
+            dies.at("vocabulary", step, team);
             const std::span<std::byte> partials = call.partials();
             const std::vector<std::byte> all = team.all_gather(partials);
             const std::span<const std::byte> every(all);
@@ -126,18 +164,26 @@ void over_vocabulary(const engine::team& team, problem p) {
         }
         const double loss = call.finish().loss;
         agree(team, {&loss, 1}, "loss");
-        say(team, "vocabulary", step, loss);
         call.backward();
-        descend(w, head_gradient(dz, p.x, ids));
+        descend(own, head_gradient(dz, p.x, ids));
+        next.assign(w.size(), 0.0);
+        std::copy(own.begin(), own.end(), next.begin() + begin);
+        team.sum(next); // of each shard one rank has other numbers than 0
+        return loss;
     }
-}
+};
 
-void over_data(const engine::team& team, problem p) {
-    opd::cpu_backend be;
-    const share mine(N, team);
-    const std::span<const double> x(p.x.data() + mine.first * D, static_cast<std::size_t>(mine.count * D));
-    for (long step = 0; step < steps; ++step) {
-        doubles z = logits(x, p.w), dz(z.size());
+struct over_data {
+    const team_of_ranks& team;
+    const death& dies;
+    const problem& p;
+    doubles w = p.w;
+    opd::cpu_backend be = {};
+
+    double operator()(long step, doubles& next) {
+        const share mine(N, team);
+        const std::span<const double> x(p.x.data() + mine.first * D, static_cast<std::size_t>(mine.count * D));
+        doubles z = logits(x, w), dz(z.size());
         double loss = 0;
         if (mine.count > 0)
             loss =
@@ -148,22 +194,31 @@ void over_data(const engine::team& team, problem p) {
                     .loss;
         doubles dw = head_gradient(dz, x, V);
         team.sum(dw);
+        dies.at("data", step, team);
         team.sum({&loss, 1});
-        say(team, "data", step, loss);
-        descend(p.w, dw);
-        agree(team, p.w, "weights");
+        next = w;
+        descend(next, dw);
+        agree(team, next, "weights");
+        return loss;
     }
-}
+};
 
 } // namespace
 
 int main(int argc, char** argv) {
-    engine::team team(argc, argv);
+    team_of_ranks team(argc, argv);
     try {
+        death dies;
+        if (argc == 4) dies = {argv[1], std::stol(argv[2]), std::stol(argv[3])};
         const problem p(team);
         naive(team, p);
-        over_vocabulary(team, p);
-        over_data(team, p);
+        descended(team, "vocabulary", over_vocabulary{team, dies, p});
+        descended(team, "data", over_data{team, dies, p});
+        if (team.lost() > 0) { // MPI_Finalize of Open MPI 5.0.11 waits for the dead at times
+            if (team.rank() == 0) std::printf("left %d\n", team.size());
+            std::fflush(nullptr);
+            std::_Exit(0);
+        }
     } catch (const std::exception& e) {
         std::fprintf(stderr, "rank %d: %s\n", team.rank(), e.what());
         MPI_Abort(MPI_COMM_WORLD, 1); // the others wait in a collective
