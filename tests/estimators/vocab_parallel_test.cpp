@@ -57,8 +57,8 @@ void agrees(const D& d, const problem& p, sharded_backend& shards, env e) {
         const double loss = losses_slow[i], w = std::abs(double(b.weights[i]));
         const double spread = conditioning * (spread_of(b.z_view().row(r), p.vocab, p.temperature_p) +
                                               spread_of(b.y_view().row(r), p.vocab, p.temperature_q));
-        // value or slope beyond float's 1e30: infinite, so left out
-        if (e.on_infinite.act == infinite::action::skip && !(std::abs(loss) < 1e29 * w) && losses[i] == 0) {
+        // value or slope beyond float's 1e30: infinite, so left out by any policy
+        if (!(std::abs(loss) < 1e29 * w) && losses[i] == 0) {
             left_out = true;
             continue;
         }
