@@ -122,7 +122,7 @@ TEST_CASE("what comes after its deadline is lost, and so is what fails too often
     h.on(event::of(event::kind::tick)); // both are aborted, and wait for a lane
     h.drawn(1, 4);
     h.on(event::aborted(h.tickets.at(1)));
-    CHECK(h.figures() == is{4, 0, 0, 4, 0, 0, 0}); // 0 starts again; 1 waits
+    CHECK(h.figures() == is{4, 0, 0, 4, 0, 4, 0}); // 1 starts again; 0 waits
     h.on(event::rolled_out(first, hand::drawn_by(0, 30)));
     CHECK(h.figures() == is{34, 0, 0, 34, 0, 34, 0});
     h.drawn(0, 2);
@@ -132,22 +132,19 @@ TEST_CASE("what comes after its deadline is lost, and so is what fails too often
     h.score();
     h.learn();
     CHECK(h.figures() == is{41, 5, 0, 36, 0, 34, 0});
-    CHECK(h.s.finished());
 }
 
 TEST_CASE("a prefix is counted once, wherever it goes on, until the rules forget it") {
     for (const weight_update u : {weight_update::keep, weight_update::abort}) {
-        hand h(stream(1, {.tau = 4, .update = u}, 3));
-        h.begin(1);
-        h.parked(0, 4);
+        hand h(stream(1, {.tau = 4, .update = u}, 2));
+        h.begin(2);
+        h.parked(0, 4); // and goes on
         CHECK(h.figures() == is{4, 0, 0, 0, 4, 0, 0});
-        const bool next = h.tickets.count(1) > 0; // whoever goes first
-        h.drawn(next ? 1 : 0, 6);
+        h.drawn(0, 6), h.drawn(1, 0);
         h.on(event::down(stage::rollout, 0));
-        h.on(event::up(stage::rollout, 0, 1));
+        h.on(event::up(stage::rollout, 0, 2));
         h.on(event::synced(0, h.sync));
-        CHECK(h.figures() == (next ? is{10, 0, 0, 6, 4, 6, 0} : is{6, 0, 0, 2, 4, 2, 0}));
-        if (next) continue;
+        CHECK(h.figures() == is{6, 0, 0, 2, 4, 2, 0}); // from the prefix
         h.parked(0, 9);
         CHECK(h.figures() == is{11, 0, 0, 2, 9, 2, 0});
         h.rolled(0, 12);
@@ -346,7 +343,7 @@ TEST_CASE("threads: workers die and come back, calls throw, and no token is forg
         CHECK_FALSE(ledger.broken);
         const token_totals t = ledger.totals();
         CHECK(balanced(t));
-        CHECK(t.generated == world->drawn);
+        CHECK(t.generated == world->drawn.load());
         CHECK(t.learnt == report.totals.consumed_tokens);
         CHECK(t.unreported == 0);
         CHECK(t.outstanding == 0);
