@@ -21,6 +21,7 @@ std::string said;                // by the worker, and by its stage in brackets
 std::set<std::string> throwing;  // calls that fail
 std::set<std::uint64_t> forgets; // sequences that the stage loses
 std::set<std::uint64_t> ends;    // sequences that are finished by the next step
+std::set<std::uint64_t> fails;   // sequences that it gives up alone
 std::stop_token seen;            // by the last call
 
 void say(const std::string& word) { said += (said.empty() ? "" : " ") + word; }
@@ -47,6 +48,11 @@ struct scribe {
         seen = stop;
         std::erase_if(lanes, [&](const ticket& t) {
             if (forgets.count(t.sample) > 0) return true;
+            if (fails.count(t.sample) > 0) {
+                auto& f = out.emplace_back();
+                f.ticket = t, f.failed = std::make_exception_ptr(std::runtime_error("alone"));
+                return true;
+            }
             if (ends.count(t.sample) == 0) return false;
             ticket of = t;
             of.worker += answers_as;
@@ -119,7 +125,7 @@ command install(std::uint64_t job, incarnation_t life) {
 struct rollout {
     std::shared_ptr<scribe> stage = std::make_shared<scribe>();
     rollout_actor<scribe, int> actor{stage, 0};
-    rollout() { throwing = {}, forgets = ends = {}, seen = {}; }
+    rollout() { throwing = {}, forgets = ends = fails = {}, seen = {}; }
     std::string obey(command c) {
         said.clear();
         actor.obey(c, hear);
@@ -400,6 +406,21 @@ TEST_CASE("a quantum: what is finished is told, and what cannot be is a failure"
     ends = {6};
     w.stage->answers_as = 1;
     CHECK(w.step() == "[step] [abort 6] error error failed 6"); // another's: its own is lost
+}
+
+TEST_CASE("a stage that gives one sequence up fails that one alone; one that throws, all") {
+    rollout w;
+    w.obey(begin(1));
+    for (const sample_t n : {7, 8, 9}) w.obey(start(n, 1));
+    fails = {8}, ends = {9};
+    CHECK(w.step() == "[step] error rolled 9 failed 8");
+    CHECK_FALSE(w.actor.idle());
+    fails = ends = {};
+    CHECK(w.step() == "[step]");
+    w.obey(start(10, 1));
+    fails = {7}, throwing = {"step"};
+    CHECK(w.step() == "[step] [abort 7] [abort 10] error failed 7 failed 10");
+    CHECK(w.actor.idle());
 }
 
 TEST_CASE("a rollout worker sleeps when nothing runs, and only then") {

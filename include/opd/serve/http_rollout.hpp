@@ -677,7 +677,7 @@ private:
             failed = std::current_exception();
         }
         for (const detail::control_call& c : plan.last) try {
-                make(c, detail::after(detail::http_clock::now(), settings_.connect_seconds + 1));
+                make(c, std::max(limit, detail::after(detail::http_clock::now(), settings_.connect_seconds + 1)));
             } catch (...) {
                 if (!failed) failed = std::current_exception();
             }
@@ -691,7 +691,6 @@ private:
             const sched::weights w = current_;
             const bool labelled = labelled_;
             lock.unlock();
-            std::exception_ptr failed;
             bool has = false;
             std::string text;
             try {
