@@ -168,9 +168,8 @@ void hidden_training<T>::backward(index_t step, const T* d_logits, const T* d_pr
     pass_.backward_layers(step, dx_.data(), d_x0);
     if (!through_ && !(step == 0 && is_fused(drafter_.shape))) return;
     // by the first D rows of (inputs,D): E and, below it, F
-    opd::product(opd::serial_executor{},
-                 opd::product_nt(n, d, d, static_cast<const T*>(d_x0), d, drafter_.at(drafter_.layout.head), d,
-                                 d_states_.data(), d));
+    opd::product(opd::serial_executor{}, opd::product_nt(n, d, d, static_cast<const T*>(d_x0), d,
+                                                         drafter_.at(drafter_.layout.head), d, d_states_.data(), d));
 }
 
 template <class T>
