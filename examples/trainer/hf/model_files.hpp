@@ -54,8 +54,8 @@ struct model_source {
     std::string describe() const;
 };
 
-/// Bytes of a model's weights as transformer<float> holds them, twice if it is not large, with its table of angles; and what a step
-/// of training with AdamW adds for gradient and two moments. Activations come on top.
+/// Bytes of a model's weights as transformer<float> holds them, twice if it is not large, with its table of angles; and
+/// what a step of training with AdamW adds for gradient and two moments. Activations come on top.
 struct model_bytes {
     std::int64_t model = 0, training = 0;
 };
