@@ -1,15 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# Every public header is compiled alone (a build error is the test's failure; not where OPD_TEST_SUBSET is compiler), and one translation unit that includes all
-# of them is linked twice into one program, which finds a missing `inline`. Names that system headers define as macros (`B0` of
-# termios.h, `small` of Windows, `major` and `minor` of sysmacros.h) are defined before the header: opd may not use them.
+# Every public header is compiled alone (a build error is the test's failure; not where OPD_TEST_SUBSET is compiler),
+# and one translation unit that includes all of them is linked twice into one program, which finds a missing `inline`.
+# Names that system headers define as macros (`B0` of termios.h, `small` of Windows, `major` and `minor` of
+# sysmacros.h) are defined before the header: opd may not use them.
 #
-# backends/eigen.hpp and compressed.hpp need Eigen; backends/cuda.hpp the CUDA runtime's headers, *.cuh nvcc; data/ needs
-# nlohmann-json, serve/ cpp-httplib beside it. A header with other needs than these has no place in include/opd, except
-# ranges.hpp, which needs range-v3.
+# backends/eigen.hpp and compressed.hpp need Eigen; backends/cuda.hpp the CUDA runtime's headers, *.cuh nvcc; data/
+# needs nlohmann-json, serve/ cpp-httplib beside it. A header with other needs than these has no place in include/opd,
+# except ranges.hpp, which needs range-v3.
 #
-# In .ci/run, which configures anew, standard headers come precompiled to those headers that include all of them, by themselves or
-# through others of opd's: a header that lacks one does not get it.
+# In .ci/run, which configures anew, a header gets precompiled those standard headers that it includes whatever is
+# defined, itself or through others of opd's: what it lacks it does not get.
 file(GLOB_RECURSE opd_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include"
      "${PROJECT_SOURCE_DIR}/include/opd/*.hpp")
 file(GLOB_RECURSE opd_device_headers CONFIGURE_DEPENDS RELATIVE "${PROJECT_SOURCE_DIR}/include"
@@ -43,7 +44,7 @@ else()
     list(FILTER opd_headers EXCLUDE REGEX "opd/ranges\\.hpp$")
 endif()
 
-# The standard headers that a header includes whatever is defined, itself or through others of opd's.
+# The standard headers that a header includes outside of every #if, itself or through others of opd's.
 function(opd_standard_includes header result)
     get_property(known GLOBAL PROPERTY "opd_includes ${header}" SET)
     if(NOT known)

@@ -55,10 +55,9 @@ if(OPD_CUDA_LANGUAGE)
     endif()
 endif()
 
-# opd_computes(<targets>...): where all is compiled with -O0 (scripts/test.sh), these are with -O1, since they run for long; not
-# where another compiler than the tests' sees whether they compile, and an example or two whether they run.
+# opd_computes(<targets>...): where all is compiled with -O0 (scripts/test.sh), these are with -O1, since they run for long.
 function(opd_computes)
-    if(CMAKE_CXX_FLAGS_RELEASE MATCHES "-O0" AND NOT OPD_TEST_SUBSET STREQUAL compiler)
+    if(CMAKE_CXX_FLAGS_RELEASE MATCHES "-O0")
         foreach(target IN LISTS ARGN)
             target_compile_options(${target} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-O1>")
         endforeach()
