@@ -226,7 +226,7 @@ struct counting_engine {
     void install(const weights& w) { sim.install(w); }
     double elasticity() { return sim.elasticity(); }
     double next() const { return sim.next(); }
-    index_t running() const { return sim.running(); }
+    opd::index_t running() const { return sim.running(); }
     template <class Parked>
     void park(const ticket& t, Parked&& parked) {
         sim.park(t, parked);
