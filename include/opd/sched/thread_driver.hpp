@@ -385,8 +385,8 @@ private:
             const event& e = m.said.what;
             w.returned = w.returned || m.returned;
             if (looks_on.drawn && !log.closed)
-                for (const auto& [ticket, tokens] : m.said.drawn)
-                    observed([&] { looks_on.drawn(ticket, tokens, steady_seconds()); });
+                for (const auto& x : m.said.drawn)
+                    observed([&] { looks_on.drawn(x.first, x.second, steady_seconds()); });
             if (m.said.of_hook) {
                 --hooking;
                 if (m.said.failed) note(m.said.failed, {});
