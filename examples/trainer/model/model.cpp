@@ -144,7 +144,7 @@ std::array<index_t, 3> tapped_layers(index_t layers) { return {(layers + 2) / 3,
 template <class T>
 transformer<T>::transformer(const model_shape& s)
     : shape(s), layout(s), weights(static_cast<std::size_t>(layout.size)),
-      large(layout.size * index_t(sizeof(T)) > large_bytes) {
+      large(layout.size * index_t(sizeof(T)) > large_bytes), transposed_(large ? 0 : weights.size()) {
     const index_t half = s.head_dim / 2;
     cosines_.resize(static_cast<std::size_t>(index_t{s.max_length} * half));
     sines_.resize(cosines_.size());
