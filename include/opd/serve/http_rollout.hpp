@@ -662,7 +662,16 @@ private:
         if (w.job != 0)
             while (!is_stable(path)) pause("no STABLE marker in " + settings_.folder);
         if (settings_.route == update_route::watched && w.job != 0) {
-            while (said_weights(limit) != name) pause("the server does not load them");
+            std::string why = "the server does not load them"; // until the deadline it may be away too
+            const auto loaded = [&] {
+                try {
+                    return said_weights(limit) == name;
+                } catch (const error& e) {
+                    why = std::string("the server does not load them: ") + e.what();
+                    return false;
+                }
+            };
+            while (!loaded()) pause(why);
             return true;
         }
         const detail::control_plan plan = detail::plan_of_update(settings_, path, name);
