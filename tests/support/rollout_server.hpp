@@ -284,10 +284,12 @@ private:
                 e["meta_info"].erase("output_token_logprobs");
         }
         if (f.does == rollout_fault::sentinel) {
+            json& of = vllm ? e["choices"][0]["logprobs"]["content"] : e["meta_info"]["output_token_logprobs"];
+            if (of.empty()) return; // it was aborted before a token
             if (vllm)
-                e["choices"][0]["logprobs"]["content"].back()["logprob"] = -9999.0;
+                of.back()["logprob"] = -9999.0;
             else
-                e["meta_info"]["output_token_logprobs"].back()[0] = -9999.0;
+                of.back()[0] = -9999.0;
             if (!vllm && e["meta_info"].contains("output_token_sampling_logprobs"))
                 e["meta_info"]["output_token_sampling_logprobs"].back() = -9999.0;
         }
