@@ -282,6 +282,7 @@ OPD_INLINE void each_height(index_t count, Function&& f) {
 //   packed       the same of many rows and a wide B: blocks of A and B are packed, since their rows, far apart, would
 //                meet in the same sets of the caches
 //   turned       B transposed: rows of A, packed, across the lanes, and B read as it lies, once for each tile's rows
+//   of few       the same of a few rows: outputs across the lanes
 template <class T>
 struct tile_shape {
     using shape = product_shape<product_number<T>>;
@@ -396,6 +397,57 @@ void product_turned(const product_operands<T>& o, index_t i, index_t rows, index
     turn<Num, false>(sums, all, outputs, rows, c, o.c_row);
 }
 
+template <class T>
+inline constexpr index_t few_rows = product_number<T>::width == 16 ? 8
+                                    : product_number<T>::width > 1 ? 4
+                                                                   : 0;
+
+// Of few rows, whose lanes would be idle: outputs across the lanes. A block of B is turned in registers, and B comes once, as
+// fast as memory gives it.
+template <class T>
+void product_of_few(const product_operands<T>& o, index_t left, index_t right) {
+    using Num = product_number<T>;
+    constexpr int w = Num::width;
+    const auto run = [&](auto rows) {
+        for (index_t j = left; j < right; j += w) {
+            const auto outputs = static_cast<int>(std::min<index_t>(w, right - j));
+            const T* const b = o.b + j * o.b_depth;
+            const index_t ahead = j + 2 * w <= right ? w * o.b_depth : 0; // to the next outputs' weights
+            T* const c = o.c + j;
+            Num acc[std::size_t(rows())];
+            unroll<rows()>([&](auto r) OPD_INLINE_LAMBDA {
+                acc[r()] = o.accumulate ? load_part(c + r() * o.c_row, outputs) : Num(0);
+            });
+            for (index_t k = 0; k < o.depth; k += w) {
+                const auto across = static_cast<int>(std::min<index_t>(w, o.depth - k));
+                Num x[std::size_t(w)];
+                unroll<w>([&](auto v) OPD_INLINE_LAMBDA {
+                    const T* const from = b + v() * o.b_depth + k;
+                    x[v()] = v() >= outputs ? Num(0) : across == w ? Num::load(from) : load_part(from, across);
+                    if (ahead > 0) __builtin_prefetch(from + ahead, 0, 2);
+                });
+                transpose(x);
+                const T* const a = o.a + k * o.a_depth;
+                unroll<w>([&](auto d) OPD_INLINE_LAMBDA {
+                    if (d() >= across) return;
+                    unroll<rows()>([&](auto r) OPD_INLINE_LAMBDA {
+                        acc[r()] = fma(Num{double(a[r() * o.a_row + d() * o.a_depth])}, x[d()], acc[r()]);
+                    });
+                });
+            }
+            unroll<rows()>([&](auto r) OPD_INLINE_LAMBDA {
+                if (outputs == w)
+                    acc[r()].store(c + r() * o.c_row);
+                else
+                    store_part(acc[r()], c + r() * o.c_row, outputs);
+            });
+        }
+    };
+    unroll<static_cast<int>(few_rows<T>)>([&](auto less) OPD_INLINE_LAMBDA {
+        if (o.rows == less() + 1) run(std::integral_constant<int, less() + 1>{});
+    });
+}
+
 } // namespace OPD_ISA
 } // namespace detail
 
@@ -419,6 +471,7 @@ void product_tile(const product_operands<T>& o, index_t tile) {
             std::fill_n(o.c + r * o.c_row + left, right - left, T(0));
         return;
     }
+    if (o.b_transposed && o.rows <= detail::few_rows<T>) return detail::product_of_few(o, left, right);
     if (o.b_transposed) return detail::product_turned(o, i, rows, left, right);
     if (t.packed) return detail::product_packed(o, i, rows, left, right);
     detail::product_as_it_lies(o, i, rows, left, right - left);
