@@ -142,42 +142,34 @@ int run(int argc, char** argv) {
     } catch (const failure& e) {
         throw a.config_file.empty() ? e : failure(e.code, a.config_file + ": " + e.what());
     }
+    // what a study computes, while it says how far it is
+    const auto shown = [&](auto&& study) {
+        const bool progress = !a.quiet && ::isatty(STDERR_FILENO);
+        auto made = study([&](double share) {
+            if (progress) fmt::print(stderr, "\r\033[K{:.0f} %", 100 * share);
+        });
+        if (progress) fmt::print(stderr, "\r\033[K");
+        return made;
+    };
     if (a.choosing_m) {
         const index_t steps = *steps_option ? a.steps : a.random > 0 ? 1000 : 300, least = a.random > 0 ? 210 : 60;
         if (steps < least)
             throw failure(exit_usage, fmt::format("--steps must be at least {} with --choosing-m{}, not {}", least,
                                                   a.random > 0 ? " --random" : "", steps));
-        const bool progress = !a.quiet && ::isatty(STDERR_FILENO);
-        const auto say = [&](double share) {
-            if (progress) fmt::print(stderr, "\r\033[K{:.0f} %", 100 * share);
-        };
         if (a.random > 0) {
-            const auto rows = random_loads(a.random, steps, say);
-            if (progress) fmt::print(stderr, "\r\033[K");
-            fmt::print("{}", table(rows));
+            fmt::print("{}", table(shown([&](auto&& say) { return random_loads(a.random, steps, say); })));
             return exit_ok;
         }
-        const auto rows = choosing_m(c, steps, a.seeds, a.quick, say);
-        if (progress) fmt::print(stderr, "\r\033[K");
+        const auto rows = shown([&](auto&& say) { return choosing_m(c, steps, a.seeds, a.quick, say); });
         fmt::print("{}\n{}", table(rows), table(load_jumps(c, steps, a.seeds)));
         return exit_ok;
     }
     if (a.gain) {
-        const bool progress = !a.quiet && ::isatty(STDERR_FILENO);
-        const auto rows = gain_of_async(c, [&](double share) {
-            if (progress) fmt::print(stderr, "\r\033[K{:.0f} %", 100 * share);
-        });
-        if (progress) fmt::print(stderr, "\r\033[K");
-        fmt::print("{}", table(c, rows));
+        fmt::print("{}", table(c, shown([&](auto&& say) { return gain_of_async(c, say); })));
         return exit_ok;
     }
     if (a.costs) {
-        const bool progress = !a.quiet && ::isatty(STDERR_FILENO);
-        const auto study_of_costs = costs_of_async(c, [&](double share) {
-            if (progress) fmt::print(stderr, "\r\033[K{:.0f} %", 100 * share);
-        });
-        if (progress) fmt::print(stderr, "\r\033[K");
-        fmt::print("{}", table(c, study_of_costs));
+        fmt::print("{}", table(c, shown([&](auto&& say) { return costs_of_async(c, say); })));
         return exit_ok;
     }
     if (a.print_config) {

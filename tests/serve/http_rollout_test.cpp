@@ -7,6 +7,7 @@
 // behind remote workers, where every sequence is learnt from once with faults of all kinds.
 #include "support/property.hpp"
 #include "support/rollout_server.hpp"
+#include "trainer/scratch.hpp"
 
 #include <algorithm>
 #include <atomic>
@@ -48,19 +49,7 @@ using serve::update_mode;
 
 namespace {
 
-struct scratch {
-    fs::path path;
-    scratch() {
-        std::string name = (fs::temp_directory_path() / "opd-rollout-XXXXXX").string();
-        if (::mkdtemp(name.data()) == nullptr) std::abort();
-        path = name;
-    }
-    scratch(const scratch&) = delete;
-    scratch& operator=(const scratch&) = delete;
-    ~scratch() {
-        std::error_code none;
-        fs::remove_all(path, none);
-    }
+struct weights_folder : scratch {
     void publish(const weights& w) const {
         serve::publish_weights(path, "opd", w, [&](const fs::path& to) { std::ofstream(to / "weights") << w.version; });
     }
@@ -72,7 +61,7 @@ std::vector<std::int32_t> prompt_of(std::uint64_t sample) {
 ticket ticket_of(std::uint64_t sample, std::uint32_t attempt = 1) {
     return {sample, std::uint32_t(sample), attempt, 0, 1, std::int32_t(sample)};
 }
-serve::rollout_settings settings_for(const rollout_server& server, const scratch& folder) {
+serve::rollout_settings settings_for(const rollout_server& server, const weights_folder& folder) {
     serve::rollout_settings s;
     s.url = server.url(), s.dialect = server.speaks, s.folder = folder.path.string();
     s.prompt_of = [](const ticket& t) { return prompt_of(t.sample); };
@@ -144,7 +133,7 @@ rollout_fault fault(decltype(rollout_fault::does) does, int at = 0) {
 } // namespace
 
 TEST_CASE("folders of weights: a marker last, names of jobs, and what is left of a crash") {
-    const scratch root;
+    const weights_folder root;
     const fs::path folder = root.path / "opd-3-7";
     CHECK_THROWS_AS(serve::publish_weights(root.path, "opd", {3, 7},
                                            [&](const fs::path& to) {
@@ -181,7 +170,7 @@ TEST_CASE("folders of weights: a marker last, names of jobs, and what is left of
 
 TEST_CASE("settings, prompts and prefixes that cannot be") {
     rollout_server server(dialect::vllm);
-    const scratch folder;
+    const weights_folder folder;
     const auto refuses = [&](auto&& change, const char* name) {
         serve::rollout_settings s = settings_for(server, folder);
         change(s);
@@ -317,7 +306,7 @@ TEST_CASE("every sequence ends once, and is what the server's policy drew") {
              [&] {
                  std::mt19937_64 engine(*rc::gen::arbitrary<std::uint32_t>());
                  const auto below = [&](index_t n) { return index_t(engine() % std::uint64_t(n)); };
-                 const scratch folder;
+                 const weights_folder folder;
                  rollout_server server(below(2) ? dialect::sglang : dialect::vllm);
                  serve::rollout_settings s = settings_for(server, folder);
                  server.incremental = below(2) != 0, server.pace = below(2) ? 300 : 0;
@@ -424,7 +413,7 @@ TEST_CASE("what a request comes to: given back with its prefix, or failed, and w
             CAPTURE(to_string(d));
             CAPTURE(int(e.what.does));
             CAPTURE(e.what.at);
-            const scratch folder;
+            const weights_folder folder;
             rollout_server server(d);
             server.react = [&](int n, const json&) { return n == 0 ? e.what : rollout_fault{}; };
             serve::rollout_settings s = settings_for(server, folder);
@@ -463,7 +452,7 @@ TEST_CASE("tokens that come twice are noticed, or do no harm") {
         for (const dialect d : {dialect::vllm, dialect::sglang}) {
             CAPTURE(incremental);
             CAPTURE(to_string(d));
-            const scratch folder;
+            const weights_folder folder;
             rollout_server server(d);
             server.incremental = incremental;
             server.react = [](int, const json&) { return fault(rollout_fault::twice, 2); };
@@ -484,7 +473,7 @@ TEST_CASE("tokens that come twice are noticed, or do no harm") {
 TEST_CASE("silence, a deadline, an answer without end, and an abort that comes too late") {
     for (const dialect d : {dialect::vllm, dialect::sglang}) {
         CAPTURE(to_string(d));
-        const scratch folder;
+        const weights_folder folder;
         rollout_server server(d);
         server.react = [](int n, const json&) {
             rollout_fault f = fault(n < 3 ? rollout_fault::hangs : rollout_fault::none, n == 1 ? 2 : 0);
@@ -555,7 +544,7 @@ TEST_CASE("weights that cannot be changed: the server goes on, the reason is thr
     };
     for (const expectation& e : all) {
         CAPTURE(e.path);
-        const scratch folder;
+        const weights_folder folder;
         rollout_server server(e.sglang ? dialect::sglang : dialect::vllm);
         std::atomic<bool> bad = true;
         server.control = [&](int, const std::string& path) { return bad && path == e.path ? e.what : control_fault{}; };
@@ -585,7 +574,7 @@ TEST_CASE("weights that cannot be changed: the server goes on, the reason is thr
 }
 
 TEST_CASE("weights without marker, weights that a server looks for by itself, a server without labels") {
-    const scratch folder;
+    const weights_folder folder;
     for (const dialect d : {dialect::vllm, dialect::sglang}) {
         rollout_server server(d);
         serve::rollout_settings s = settings_for(server, folder);
@@ -629,7 +618,7 @@ TEST_CASE("weights without marker, weights that a server looks for by itself, a 
 }
 
 TEST_CASE("in_flight: a server that does not say which weights drew what is not believed") {
-    const scratch folder;
+    const weights_folder folder;
     rollout_server server(dialect::sglang);
     server.spans = false;
     serve::rollout_settings s = settings_for(server, folder);
@@ -647,7 +636,7 @@ TEST_CASE("a server that was restarted gets its weights again before anything is
         for (const bool labels : {true, false}) {
             CAPTURE(to_string(d));
             CAPTURE(labels);
-            const scratch folder;
+            const weights_folder folder;
             rollout_server server(d);
             server.labels = labels;
             const serve::rollout_settings s = settings_for(server, folder);
@@ -675,7 +664,7 @@ TEST_CASE("a server that was restarted gets its weights again before anything is
 }
 
 TEST_CASE("a server that is gone: what waits for it fails, after down_seconds and not before rest_seconds") {
-    const scratch folder;
+    const weights_folder folder;
     std::optional<rollout_server> server(std::in_place, dialect::vllm);
     serve::rollout_settings s = settings_for(*server, folder);
     s.rest_seconds = 0.02, s.down_seconds = 0.1;
@@ -722,7 +711,7 @@ struct counting_teacher {
 };
 /// Learns by checking, and publishes folders.
 struct checking_learner {
-    const scratch& folder;
+    const weights_folder& folder;
     const serve::rollout_settings& how;
     std::map<sample_t, int>& learnt;
     std::vector<std::string>& complaints;
@@ -775,7 +764,7 @@ settings schedule_of(index_t sequences) {
 }
 
 struct served_run {
-    scratch folder;
+    weights_folder folder;
     std::vector<std::unique_ptr<rollout_server>> servers;
     serve::rollout_settings how;
     std::map<sample_t, int> learnt; // the learner's thread alone, as are:
@@ -816,7 +805,7 @@ struct served_run {
 
 TEST_CASE("the call") {
     rollout_server server(dialect::sglang);
-    const scratch folder;
+    const weights_folder folder;
     std::map<sample_t, int> learnt;
     std::vector<std::string> complaints;
     int mixed = 0;

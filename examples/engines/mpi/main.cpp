@@ -133,15 +133,17 @@ void descended(team_of_ranks& team, const char* way, Step&& step) {
     }
 }
 
-// A rank computes with its shard alone. That every one keeps all shards as they were before the step is for the dead one's;
-// a large head's next rank does, or a checkpoint.
-struct over_vocabulary {
+struct descent {
     const team_of_ranks& team;
     const death& dies;
     const problem& p;
-    doubles w = p.w;
+    doubles w = p.w; // the head
     opd::cpu_backend be = {};
+};
 
+// A rank computes with its shard alone. That every one keeps all shards as they were before the step is for the dead one's;
+// a large head's next rank does, or a checkpoint.
+struct over_vocabulary : descent {
     double operator()(long step, doubles& next) {
         const share mine(V, team);
         const std::size_t ids = static_cast<std::size_t>(mine.count);
@@ -173,13 +175,7 @@ struct over_vocabulary {
     }
 };
 
-struct over_data {
-    const team_of_ranks& team;
-    const death& dies;
-    const problem& p;
-    doubles w = p.w;
-    opd::cpu_backend be = {};
-
+struct over_data : descent {
     double operator()(long step, doubles& next) {
         const share mine(N, team);
         const std::span<const double> x(p.x.data() + mine.first * D, static_cast<std::size_t>(mine.count * D));
@@ -212,8 +208,8 @@ int main(int argc, char** argv) {
         if (argc == 4) dies = {argv[1], std::stol(argv[2]), std::stol(argv[3])};
         const problem p(team);
         naive(team, p);
-        descended(team, "vocabulary", over_vocabulary{team, dies, p});
-        descended(team, "data", over_data{team, dies, p});
+        descended(team, "vocabulary", over_vocabulary{{team, dies, p}});
+        descended(team, "data", over_data{{team, dies, p}});
         if (team.lost() > 0) { // MPI_Finalize of Open MPI 5.0.11 waits for the dead at times
             if (team.rank() == 0) std::printf("left %d\n", team.size());
             std::fflush(nullptr);

@@ -7,6 +7,7 @@
 // Errors: std::runtime_error with the reason of CUDA or NCCL. A rank that dies ends the others (ncclCommAbort is not here).
 #pragma once
 
+#include <algorithm>
 #include <cstddef>
 #include <span>
 #include <stdexcept>
