@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #include <doctest/doctest.h>
 
+#include <algorithm>
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <thread>
 #include <vector>
 
@@ -62,6 +64,15 @@ bool same_bits(T a, T b) {
     return std::memcmp(&a, &b, sizeof a) == 0;
 }
 
+// Rows of a matrix with NaN behind each: what is read there shows.
+template <class T>
+std::vector<T> padded(std::uint64_t sample, index_t rows, index_t columns, index_t pad) {
+    std::vector<T> r = noise<T>(sample, rows * (columns + pad));
+    for (index_t i = 0; i < rows; ++i)
+        std::fill_n(r.begin() + i * (columns + pad) + columns, pad, std::numeric_limits<T>::quiet_NaN());
+    return r;
+}
+
 template <class T>
 void check_shape(index_t rows, index_t columns, index_t depth, bool accumulate, int threads) {
     CAPTURE(rows);
@@ -70,8 +81,8 @@ void check_shape(index_t rows, index_t columns, index_t depth, bool accumulate, 
     CAPTURE(accumulate);
     CAPTURE(threads);
     const index_t pad = 3; // row strides differ from the row lengths
-    const auto a = noise<T>(1, rows * (depth + pad)), at = noise<T>(2, depth * (rows + pad));
-    const auto b = noise<T>(3, depth * (columns + pad)), bt = noise<T>(4, columns * (depth + pad));
+    const auto a = padded<T>(1, rows, depth, pad), at = padded<T>(2, depth, rows, pad);
+    const auto b = padded<T>(3, depth, columns, pad), bt = padded<T>(4, columns, depth, pad);
     const auto start = noise<T>(5, rows * (columns + pad));
     const threads_executor executor{threads};
     for (int form = 0; form < 3; ++form) {
