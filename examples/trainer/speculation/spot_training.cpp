@@ -98,25 +98,26 @@ class spot_trainer::overstay {
     using clock = std::chrono::steady_clock;
 
 public:
-    overstay(spot_trainer& owner, const std::stop_token& stop)
-        : owner_(owner), asked_(std::in_place, stop, [this] { since_ = clock::now(); }) {}
+    explicit overstay(spot_trainer& owner) : owner_(owner) {}
     ~overstay() {
-        asked_.reset(); // waits for a call that runs
         if (!since_) return;
         const std::lock_guard lock(owner_.mutex_);
         owner_.held_seconds_ += std::chrono::duration<double>(clock::now() - *since_).count();
     }
+    overstay(const overstay&) = delete;
+    overstay& operator=(const overstay&) = delete;
+    void begin() { since_ = clock::now(); }
 
 private:
     spot_trainer& owner_;
     std::optional<clock::time_point> since_;
-    std::optional<std::stop_callback<std::function<void()>>> asked_;
 };
 
 std::optional<slice_work> spot_trainer::slice(std::int32_t worker, const policy& target, std::stop_token stop) {
     settle(worker);
     worker_state& mine = of(worker);
-    const overstay held(*this, stop);
+    overstay held(*this);
+    const std::stop_callback asked(stop, [&held] { held.begin(); }); // its end waits for a call that runs
     std::vector<recorded_response> batch;
     drafter_version from;
     std::int64_t number = 0;
