@@ -379,7 +379,8 @@ struct alpha_divergence {
         const F star = exp(detail::bounded(F(a - 1) * r.d_anchor())), scale(1 / (a - 1));
         const F x =
             select(e.log_p > F(-1e20), fma(F(a - 1), e.delta, F(a - 1) * r.from_anchor), F(0)); // p = 0 has no gradient
-        const F near = star * e.p * expm1(detail::bounded(x));
+        // pinned: star * expm1 or scale * expm1 may be beyond float while p is 0
+        const F near = pin(pin(star * e.p) * expm1(detail::bounded(x)));
         if (a >= 0.5) return scale * near; // `c_of_power`
         // p^a q^(1-a) from q where they are far apart: p may underflow while its power does not
         return scale *
@@ -389,7 +390,7 @@ struct alpha_divergence {
     OPD_HD bool keeps_power() const { return a >= 0.5 && a != 1; }
     template <class F>
     OPD_HD OPD_INLINE_ALWAYS F c_of_power(const row_constants<F>& r, F p, F power) const {
-        return F(1 / (a - 1)) * (exp(detail::bounded(F(a - 1) * r.d_anchor())) * p * power);
+        return F(1 / (a - 1)) * pin(pin(exp(detail::bounded(F(a - 1) * r.d_anchor())) * p) * power);
     }
 
     /// Around p for a of at least a half, around q below: neither divides by what vanishes with a or a - 1.
