@@ -233,6 +233,12 @@ concept single_sweep_divergence = divergence<D> && requires(const D d, raw_sums 
     { d.value(s) } -> std::convertible_to<double>;
     { d.sum_c(s) } -> std::convertible_to<double>;
 };
+/// One whose dz is p - q: where those are far apart, `raw_for_value` serves for its gradient too.
+template <class D>
+concept difference_divergence = single_sweep_divergence<D> && requires {
+    requires D::gradient_is_difference;
+    { D::raw_for_value } -> std::convertible_to<raw_sums_needed>;
+};
 /// One whose c, where the anchor is s*, is p times a function of expm1(-k delta), which the sweep has formed.
 ///   bool keeps_power() const; F c_of_power(row, p, F power) const;   (to the bit what `c` forms of them)
 template <class D>
@@ -297,6 +303,22 @@ OPD_HD constexpr bool loses_digits(const D& program, double value, const raw_sum
     double mass = s.student_mass + s.teacher_mass < 1 ? s.student_mass + s.teacher_mass : 1;
     if constexpr (requires { program.cancellation(s); }) mass *= program.cancellation(s);
     return value < (sizeof(typename F::value_type) == 4 ? 0x1p-11 : 0x1p-40) * mass;
+}
+
+/// Whether p - q of the two normalised sides keeps the digits of a row's gradient in all entries that are not among
+/// its largest: p* and q* differ by more than the normalisers may be off, and so does the rest. Of a value that has
+/// its digits; both are seen from the mass outside the top token.
+OPD_HD OPD_INLINE bool far_apart(double value, const raw_sums& s) {
+    const double d = s.d_star(), mass = s.student_mass + s.teacher_mass < 1 ? s.student_mass + s.teacher_mass : 1;
+    return value >= 0x1p-5 * mass && (d < 0 ? -d : d) >= 0x1p-4 * mass;
+}
+/// Four times the largest |p - q| among the two anchors of such a row: in entries with a larger p the difference is
+/// that of logarithms.
+OPD_HD OPD_INLINE double largest_plain(const raw_sums& s) {
+    const double p_s = 1 / (1 + s.student_mass), q_t = 1 / (1 + s.teacher_mass);
+    const double at_s = p_s * ::expm1(-s.d_star()), at_t = q_t - ::exp((s.z_t - s.z_s) * s.inv_s) * p_s;
+    const double a = at_s < 0 ? -at_s : at_s, b = at_t < 0 ? -at_t : at_t;
+    return 4 * (a < b ? b : a);
 }
 
 /// Whether sums relative to s* do not say what the rest of the row holds, s* being unlike it.

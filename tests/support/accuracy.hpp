@@ -132,6 +132,25 @@ inline std::vector<row_pair> rows(index_t n, std::uint64_t seed) {
     const std::size_t a = std::size_t(u.below(n)), b = (a + z.size() / 2) % z.size();
     z[a] = 30, y[a] = 0, z[b] = 10, y[b] = 30;
     add("30 nats apart", z, y);
+    // rows that begin unlike their rest, and rows that are apart but agree, or nearly, on their top token
+    for (const bool begins_alike : {false, true}) {
+        z = normal_row(u, n, 1);
+        for (std::size_t v = 0; v < 256; ++v) z[v] -= 8;
+        y = moved(u, z, 1);
+        for (std::size_t v = 0; v < z.size(); ++v)
+            if ((v < 256) == begins_alike) y[v] = z[v] + 1e-3 * u.normal();
+        add(begins_alike ? "begins alike" : "begins apart", z, y);
+    }
+    for (const double mass : {0.1, 0.9, 0.99})
+        for (const double share : {1e-3, 0.3}) { // of the rest's mass, by which q* is less than p*
+            z = normal_row(u, n, 2);
+            peak(z, top_of(z), mass);
+            y = moved(u, z, 0.5);
+            peak(y, top_of(z), mass * (1 - share * (1 - mass)));
+            char name[64];
+            std::snprintf(name, sizeof name, "apart, its top of %g alike to %g", mass, share);
+            add(name, z, y);
+        }
     return all;
 }
 

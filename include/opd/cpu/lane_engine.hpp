@@ -118,6 +118,22 @@ struct lane_engine {
         return a;
     }
 
+    /// Whether p and q look far apart, by the spread of log-ratios at the beginning of a row that is long enough for a
+    /// look to cost nothing.
+    static constexpr bool looks_first = true;
+    template <class Tile>
+    static bool look_apart(const Tile& t, double inv_s, double inv_t) {
+        constexpr int most = 128;
+        if (t.count < 4 * leaf_size) return false;
+        double n = 0, sum = 0, squares = 0;
+        for (int i = 0; i < most; ++i) {
+            const double z = double(load_maskable(t.z[i])), y = double(load_maskable(t.y[i]));
+            if (!(std::abs(z) < 1e30 && std::abs(y) < 1e30)) continue;
+            const double d = z * inv_s - y * inv_t;
+            n += 1, sum += d, squares += d * d;
+        }
+        return n >= 32 && n * squares - sum * sum > n * n / 16;
+    }
     template <class F, bool Teacher, raw_sums_needed Need, class Tile>
     static void sweep(row_sweep& p, const Tile& t, alone) {
         sweep_tile<F, Teacher, Need>(p, t.z, t.y, t.begin, t.count);
@@ -235,7 +251,10 @@ struct lane_engine {
             return gradient_of_parked(a.s, a.t, t.dz, t.count, F(st.factor * k.inv_s), F(st.sum_c), k.frame.env.beta);
         } else {
             const typename Rows::numbers n(st.swept.sums, k.program_of(st));
-            n.anchor.near ? gradient<true>(k, n, st, t) : gradient<false>(k, n, st, t);
+            if constexpr (Rows::looks_first)
+                if (st.swept.for_value)
+                    return n.anchor.near ? gradient<true, true>(k, n, st, t) : gradient<false, true>(k, n, st, t);
+            n.anchor.near ? gradient<true, false>(k, n, st, t) : gradient<false, false>(k, n, st, t);
         }
     }
     /// dz = beta dz + g (c - p total). Forwards: the terms, which went backwards, left the beginning in cache.
@@ -267,7 +286,8 @@ struct lane_engine {
             store_converted(buffer, dz + begin, count, beta);
         }
     }
-    template <bool Near, class Rows>
+    /// Plain: dz = g (p - q), of rows that are `far_apart`.
+    template <bool Near, bool Plain, class Rows>
     static void gradient(const Rows& rows, const typename Rows::numbers k, const typename Rows::state_type& st,
                          const typename Rows::tile_type& t) {
         using F = typename Rows::F;
@@ -277,6 +297,7 @@ struct lane_engine {
         const float beta = rows.frame.env.beta;
         const F total(st.sum_c), g(st.factor * rows.inv_s), b{double(beta)};
         const bool stream = written_past_caches<F>(t.dz, t.count, beta);
+        const F largest{Plain ? largest_plain(st.swept.sums) : 0.};
         alignas(64) Value buffer[leaf_size];
         const Value *kept_p = nullptr, *kept_power = nullptr;
         index_t kept = t.count; // from which id on the sweep has left what c is made of
@@ -290,13 +311,21 @@ struct lane_engine {
             t, st.swept.out_of_range, [&](auto* zl, auto* yl, index_t begin, int count, int full) OPD_INLINE_LAMBDA {
                 // in large units g++ would call it
                 const auto at = [&](int i) OPD_INLINE_LAMBDA {
-                    if constexpr (Rows::parks_powers)
-                        if (begin >= kept) {
-                            const F p = F::load(kept_p + begin + i) * k.inv_sum_s;
-                            return g * (formula.c_of_power(k.row, p, F::load(kept_power + begin + i)) - p * total);
-                        }
-                    const dense_entry<F> e = k.template entry<Near>(F::load(zl + i), F::load(yl + i));
-                    return g * (formula.c(k.row, e) - e.p * total);
+                    if constexpr (Plain) {
+                        const F z = F::load(zl + i), y = F::load(yl + i);
+                        const F p = pin(k.anchor.student(z) * k.inv_sum_s), q = pin(k.anchor.teacher(y) * k.inv_sum_t);
+                        if (!any(p > largest)) return g * (p - q);
+                        const F d = k.anchor.template delta<Near>(z, y) + k.row.d_star;
+                        return g * select(abs(d) < F(1), p * -expm1_near(-d), p - q);
+                    } else {
+                        if constexpr (Rows::parks_powers)
+                            if (begin >= kept) {
+                                const F p = F::load(kept_p + begin + i) * k.inv_sum_s;
+                                return g * (formula.c_of_power(k.row, p, F::load(kept_power + begin + i)) - p * total);
+                            }
+                        const dense_entry<F> e = k.template entry<Near>(F::load(zl + i), F::load(yl + i));
+                        return g * (formula.c(k.row, e) - e.p * total);
+                    }
                 };
                 const bool whole = count == leaf_size, in_place = whole && beta == 0;
                 if constexpr (loads_directly<F, G> && !std::is_same_v<G, Value>)

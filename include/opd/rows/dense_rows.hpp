@@ -4,6 +4,7 @@
 // each phase says which comes next:
 //
 //   sweep       normalisers and raw sums; programs that have them know value and Σ c now      1 read
+//   sweep_again of a row that only looked as if p and q were far apart, with all sums         1 read
 //   overlap     Σ min(p, q), of programs that read it                                         1 read
 //   terms       Σ term and Σ c of programs that need both normalisers first                   1 read
 //   entrywise   the same with differences in double: infinite rows under `floor`, rows whose
@@ -20,6 +21,7 @@
 #pragma once
 
 #include <cmath>
+#include <type_traits>
 
 #include "opd/config.hpp"
 #include "opd/element.hpp"
@@ -35,7 +37,17 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
-enum class row_step { write_zero, terms, entrywise, refine, careful, write, write_entrywise, write_careful };
+enum class row_step {
+    write_zero,
+    sweep_again,
+    terms,
+    entrywise,
+    refine,
+    careful,
+    write,
+    write_entrywise,
+    write_careful
+};
 
 struct two_sums {
     double a = 0, b = 0;
@@ -106,6 +118,13 @@ struct dense_rows {
     /// The student's exponentials and the powers of its ratio, from the sweep until the gradient's pass.
     static constexpr bool parks_powers =
         power_divergence<Program> && !made_in_tiles<Student> && !made_in_tiles<Teacher>;
+    /// The sweep of a row that looks far apart leaves out what only the gradient of near rows needs.
+    static constexpr bool looks_first = [] {
+        if constexpr (requires { Engine::looks_first; })
+            return difference_divergence<Program> && std::is_same_v<Bucket, no_bucket> && !in_shards<Frame>;
+        else
+            return false;
+    }();
     static constexpr bool sweep_keeps = [] {
         if constexpr (requires { Engine::template keeps<dense_rows>; })
             return Engine::template keeps<dense_rows>;
@@ -180,6 +199,7 @@ struct dense_rows {
     OPD_HD OPD_INLINE void value(auto& team) const {
         Bucket::sweep(*this, team);
         fold_sweep<Engine, sweep>(*this, team);
+        if constexpr (looks_first) team.template fold<sweep_again>(*this);
         if constexpr (has_selector<Program>) team.template fold<find_position>(*this);
         if constexpr (mixes) {
             team.template fold<measure>(*this);
@@ -216,7 +236,9 @@ struct dense_rows {
                                            auto at) {
             if constexpr (sweep_keeps)
                 if (!single_sweep || k.student.has_gradient()) return Engine::sweep_and_keep(k, st, p, t, at);
-            if (k.student.has_gradient())
+            if constexpr (looks_first) // rows that are made in tiles are too dear to be swept again
+                p.for_value = k.student.has_gradient() && t.count == k.vocab && Engine::look_apart(t, k.inv_s, k.inv_t);
+            if (k.student.has_gradient() && !p.for_value)
                 Engine::template sweep<F, true, need>(p, t, at);
             else
                 Engine::template sweep<F, true, need_for_value>(p, t, at);
@@ -225,7 +247,7 @@ struct dense_rows {
         OPD_HD static void finish(const dense_rows& k, state_type& st, const row_sweep& all) {
             st.swept = all;
             Bucket::add(k, st, st.swept);
-            if (k.student.has_gradient())
+            if (k.student.has_gradient() && !all.for_value)
                 st.swept.template close<true, need>();
             else
                 st.swept.template close<true, need_for_value>();
@@ -233,6 +255,20 @@ struct dense_rows {
                 st.report.bad |= st.swept.contents.bad;
             else
                 k.begin_after_sweep(st);
+        }
+    };
+    struct sweep_again : over_tiles<sweep_again, false> {
+        OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::sweep_again; }
+        OPD_HD static row_sweep start(const dense_rows& k, const state_type& st) { return sweep::start(k, st); }
+        OPD_HD OPD_INLINE static void tile(const dense_rows&, const state_type&, row_sweep& p, const tile_type& t,
+                                           auto at) {
+            Engine::template sweep<F, true, need>(p, t, at);
+        }
+        OPD_HD static row_sweep merge(const row_sweep& a, const row_sweep& b) { return row_sweep::merge(a, b); }
+        OPD_HD static void finish(const dense_rows& k, state_type& st, const row_sweep& all) {
+            st.swept = all;
+            st.swept.template close<true, need>();
+            k.begin_after_sweep(st);
         }
     };
     /// The weights of the sum, before its value.
@@ -284,6 +320,10 @@ struct dense_rows {
             st.next = row_step::entrywise;
         } else if constexpr (single_sweep) {
             const double loss = program_of(st).value(s);
+            if (looks_first && st.swept.for_value && !far_apart(loss, s)) {
+                st.next = row_step::sweep_again;
+                return;
+            }
             if (s.s_may_be_unlike() && hides_rest<F>(program_of(st), loss, s))
                 st.entrywise = s.unlike = true, st.next = row_step::entrywise;
             else {
