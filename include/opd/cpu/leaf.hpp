@@ -275,11 +275,13 @@ struct leaf_sums {
 };
 
 /// Entries whose terms are added up before they join the leaf's sum: chains of additions must stay short, or the sum
-/// drifts by several units in its last place. Wide registers have short chains as they are.
+/// drifts by several units in its last place.
 template <class F>
-inline constexpr int sum_chain = F::width == 1   ? 32
-                                 : F::width <= 8 ? 8 * F::width
-                                                 : leaf_size;
+inline constexpr int sum_chain = F::width == 1 ? 32 : 8 * F::width;
+/// In a sweep, which leaves out the anchors' terms, no term outweighs the others: chains of wide registers are short
+/// as they are.
+template <class F>
+inline constexpr int sweep_chain = F::width <= 8 ? sum_chain<F> : leaf_size;
 
 /// What a sweep does with a leaf's e^((z - z*)/T), e^((y - y*)/T) and expm1(-k delta): nothing, or it keeps two.
 struct nowhere {
@@ -308,9 +310,9 @@ leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a, 
     held z_s = a.z_s, y_t = a.y_t;
     const F unit = a.template unit<Near>(), minus_k = -(a.k * unit), hi_s = -a.hi_s, lo_s = -a.lo_s;
     const F hi_t = -a.hi_t, lo_t = -a.lo_t;
-    for (int block = 0; block < n; block += sum_chain<F>) {
+    for (int block = 0; block < n; block += sweep_chain<F>) {
         F S{0.}, T{0.}, U{0.}, W{0.}, X{0.}, V{0.};
-        for (int i = block, end = std::min(n, block + sum_chain<F>); i < end; i += F::width) {
+        for (int i = block, end = std::min(n, block + sweep_chain<F>); i < end; i += F::width) {
             const F zi = F::load(z + i), below_z = pin(z_s - zi);
             prefetch<F>(z + i + cpu_tuning::prefetch_ahead);
             s.fall_z.see(below_z);
@@ -363,9 +365,9 @@ leaf_sums<F> fold_staged(const staged_leaf<F>& leaf, const typename F::value_typ
                          const typename F::value_type* mass_y, int n, const anchor_lanes<F>& a, Keep keep = {}) {
     leaf_sums<F> s;
     const F lowest(-1e30);
-    for (int block = 0; block < n; block += sum_chain<F>) {
+    for (int block = 0; block < n; block += sweep_chain<F>) {
         F S{0.}, T{0.}, U{0.}, W{0.}, X{0.}, V{0.};
-        for (int i = block, end = std::min(n, block + sum_chain<F>); i < end; i += F::width) {
+        for (int i = block, end = std::min(n, block + sweep_chain<F>); i < end; i += F::width) {
             const F e = a.student(F::load(mass_z + i));
             keep.student(i, e);
             S += e;
