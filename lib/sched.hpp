@@ -66,7 +66,8 @@ OPD_SAME(OPD_EVENT_RESUME, event_kind::resume);
 OPD_SAME(OPD_EVENT_PARK, event_kind::park);
 OPD_SAME(OPD_EVENT_RESIZE, event_kind::resize);
 OPD_SAME(OPD_EVENT_CLOSE, event_kind::close);
-OPD_SAME(OPD_EVENT_STOP, last_of(event_kind{}));
+OPD_SAME(OPD_EVENT_STOP, event_kind::stop);
+OPD_SAME(OPD_EVENT_PAYLOAD_LOST, last_of(event_kind{}));
 
 using action_kind = sched::action::kind;
 OPD_SAME(OPD_ACTION_START, action_kind::start);
@@ -132,10 +133,10 @@ inline opd_consumed to_c(const sched::consumed_sequence& s) {
 }
 inline opd_scheduler_counters to_c(const sched::counters& c) {
     const auto& [admitted, consumed, consumed_tokens, failed, failed_by, retries, preempted, restarts, parked, late,
-                 duplicates, lost_workers, lost_weights, updates, short_batches, empty_batches] = c;
-    opd_scheduler_counters r = {sizeof r,     admitted,     consumed, consumed_tokens, failed,       {},
-                                retries,      preempted,    restarts, parked,          late,         duplicates,
-                                lost_workers, lost_weights, updates,  short_batches,   empty_batches};
+                 duplicates, lost_workers, lost_weights, updates, short_batches, empty_batches, lost_payloads] = c;
+    opd_scheduler_counters r = {sizeof r,     admitted,     consumed, consumed_tokens, failed,        {},
+                                retries,      preempted,    restarts, parked,          late,          duplicates,
+                                lost_workers, lost_weights, updates,  short_batches,   empty_batches, lost_payloads};
     static_assert(std::tuple_size_v<std::remove_cvref_t<decltype(failed_by)>> == OPD_FAILURES);
     std::copy(failed_by.begin(), failed_by.end(), r.failed_by);
     return r;
@@ -146,6 +147,12 @@ inline sched::event event_of(const std::string& name, const opd_event& e, std::v
     auto& [what, stage, worker, incarnation, slots, ticket, versions, job, count, elasticity, tickets] = r;
     what = enumerator<event_kind>(name + ".kind", e.kind);
     const auto by = [&](sched::stage s) { stage = s, worker = e.worker, incarnation = e.incarnation; };
+    const auto list = [&] {
+        if (e.tickets == nullptr && e.ticket_count != 0) refuse(name + ".tickets", "is a null pointer");
+        scratch.clear();
+        for (std::size_t i = 0; i < e.ticket_count; ++i) scratch.push_back(from_c(e.tickets[i]));
+        tickets = scratch;
+    };
     const auto about = [&] {
         ticket = from_c(e.ticket);
         stage = sched::stage::rollout, worker = ticket.worker, incarnation = ticket.incarnation;
@@ -168,10 +175,12 @@ inline sched::event event_of(const std::string& name, const opd_event& e, std::v
     case event_kind::scored:
         by(sched::stage::teacher);
         job = e.job;
-        if (e.tickets == nullptr && e.ticket_count != 0) refuse(name + ".tickets", "is a null pointer");
-        scratch.clear();
-        for (std::size_t i = 0; i < e.ticket_count; ++i) scratch.push_back(from_c(e.tickets[i]));
-        tickets = scratch;
+        list();
+        break;
+    case event_kind::payload_lost:
+        ticket = from_c(e.ticket);
+        job = e.job;
+        list();
         break;
     case event_kind::score_failed:
         by(sched::stage::teacher);
@@ -268,8 +277,8 @@ inline sched::settings settings_of(const char* prefix, const opd_scheduler_setti
     const auto name = [&](const char* member) { return std::string(prefix) + "." + member; };
     sched::settings r;
     auto& [batch, schedule, group, sequences, available, first_version, first_sample, teacher_batch, teacher_flush,
-           rollout_attempts, teacher_attempts, learner_attempts, fruitless_steps, rollout_deadline, abort_deadline,
-           teacher_deadline, learner_deadline, sync_deadline, most_workers, most_slots] = r;
+           rollout_attempts, teacher_attempts, learner_attempts, payload_attempts, fruitless_steps, rollout_deadline,
+           abort_deadline, teacher_deadline, learner_deadline, sync_deadline, most_workers, most_slots] = r;
     const schedule_kind kind = choose(name("schedule"), s.schedule, schedules, schedule_kind::async);
     const bool whole = kind == schedule_kind::step_off || kind == schedule_kind::controlled;
     unread(!whole && s.k != 0, name("k"), "the schedules step_off and controlled");
@@ -317,6 +326,8 @@ inline sched::settings settings_of(const char* prefix, const opd_scheduler_setti
     rollout_attempts = or_default(s.rollout_attempts, rollout_attempts);
     teacher_attempts = or_default(s.teacher_attempts, teacher_attempts);
     learner_attempts = or_default(s.learner_attempts, learner_attempts);
+    payload_attempts = or_default(s.payload_attempts, payload_attempts);
+    if (s.reserved != 0) refuse(name("reserved"), "is " + std::to_string(s.reserved) + "; it must be 0");
     fruitless_steps = or_zero(s.fruitless_steps, fruitless_steps);
     rollout_deadline = s.rollout_deadline, abort_deadline = s.abort_deadline, teacher_deadline = s.teacher_deadline;
     learner_deadline = s.learner_deadline, sync_deadline = s.sync_deadline;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The virtual cluster of the C interface: opd::sched::simulated_cluster under a virtual_driver, measured by a recorder.
+// The virtual cluster of the C interface: opd::sched::simulated_cluster under a virtual_driver, measured by a recorder
+// and a token ledger.
 //
-// Tokens are counted where they are drawn. An engine has what it decoded; what ran on it when its worker went is lost;
-// and what is under way at the end is what its sequences have. The rest the schedule discarded.
+// Its tokens are those of a token_ledger; what runs at the end is outstanding there.
 #include <algorithm>
 #include <cmath>
 #include <memory>
@@ -11,6 +11,8 @@
 
 #include "handles.hpp"
 #include "json.hpp"
+#include "opd/sched/meters/token_ledger.hpp"
+#include "opd/sched/observer.hpp"
 #include "opd/sched/recorder.hpp"
 #include "opd/sched/simulated_cluster.hpp"
 #include "opd/sched/virtual_driver.hpp"
@@ -100,96 +102,8 @@ sched::simulated_job job_of(const char* name, const opd_job* from, sched::draw_o
     return r;
 }
 
-/// What all engines have done. A driver brings an engine to the present where something happens to it; when it goes,
-/// `rest` is what is missing.
-struct token_counts {
-    struct worker {
-        bool works = false;
-        double begun = 0, passed = 0, rest = 0; // seconds: since when it works, and how long as its engine has it
-    };
-    std::vector<worker> workers;
-    double decoded = 0, lost = 0, running = 0;
-    bool over = false; // what runs now is not lost, but under way
-
-    worker& of(std::int32_t number) {
-        const auto i = static_cast<std::size_t>(number);
-        if (i >= workers.size()) workers.resize(i + 1);
-        return workers[i];
-    }
-    void begin(std::int32_t number, double now) { of(number) = {true, now, 0, 0}; }
-    void end(std::int32_t number, double now) {
-        worker& w = of(number);
-        w.works = false, w.rest = std::max(0.0, now - w.begun - w.passed);
-    }
-};
-
-/// An engine that says what it has done when it goes.
-class counted_rollout : public sched::simulated_rollout {
-public:
-    counted_rollout(sched::simulated_rollout engine, std::int32_t worker, token_counts* to)
-        : simulated_rollout(std::move(engine)), worker_(worker), to_(to) {}
-    counted_rollout(counted_rollout&& o) noexcept
-        : simulated_rollout(std::move(o)), worker_(o.worker_), to_(std::exchange(o.to_, nullptr)),
-          began_(std::move(o.began_)) {}
-    counted_rollout& operator=(counted_rollout&&) = delete;
-    ~counted_rollout() {
-        if (to_ == nullptr) return;
-        sched::simulated_rollout all(*this);
-        const double had = all.done().discarded, drawn = done().decoded;
-        for (const sched::ticket& t : began_) (void)all.abort(t);
-        if (const double rest = to_->of(worker_).rest; rest > 0)
-            simulated_rollout::advance(rest, [](const sched::ticket&, const sched::token_versions&) {});
-        (to_->over ? to_->running : to_->lost) += all.done().discarded - had + done().decoded - drawn;
-        to_->decoded += done().decoded;
-    }
-    template <class Out, class Parked>
-    void advance(double dt, Out&& finished, Parked&& parked) {
-        if (running() > 0) to_->of(worker_).passed += dt;
-        simulated_rollout::advance(dt, finished, parked);
-    }
-    template <class Out>
-    void advance(double dt, Out&& finished) {
-        advance(dt, finished, [](const sched::ticket&, const sched::token_versions&) {});
-    }
-    void began(const sched::ticket& t) {
-        const auto lane = static_cast<std::size_t>(t.lane);
-        if (lane >= began_.size()) began_.resize(lane + 1);
-        began_[lane] = t;
-    }
-
-private:
-    std::int32_t worker_;
-    token_counts* to_;
-    std::vector<sched::ticket> began_; // the last of each lane
-};
-/// Tells them when a worker begins and ends to work.
-class counting_recorder : public sched::recorder {
-public:
-    counting_recorder(sched::run_metrics& m, token_counts& to) : recorder(m), to_(to) {}
-    void begin(sched::stage s, std::int32_t worker, double t, sched::activity what) {
-        if (s == sched::stage::rollout) to_.begin(worker, t);
-        recorder::begin(s, worker, t, what);
-    }
-    void end(sched::stage s, std::int32_t worker, double t, sched::activity what) {
-        if (s == sched::stage::rollout) to_.end(worker, t);
-        recorder::end(s, worker, t, what);
-    }
-
-private:
-    token_counts& to_;
-};
-
-struct counted_cluster : sched::simulated_cluster {
-    token_counts* to = nullptr;
-    counted_rollout rollout(std::int32_t worker) const { return {simulated_cluster::rollout(worker), worker, to}; }
-    void start(counted_rollout& r, const sched::ticket& t, sched::version_t from) {
-        simulated_cluster::start(r, t, from);
-        r.began(t);
-    }
-};
-
 struct plan {
-    counted_cluster model;
+    sched::simulated_cluster model;
     std::int32_t rollout_workers = 1, teachers = 1, teacher_slots = 1;
     std::vector<std::pair<double, sched::event>> events;
     std::int64_t steps = 0;
@@ -199,7 +113,7 @@ struct plan {
 
 plan plan_of(const opd_cluster& c, const sched::settings& s) {
     plan r;
-    counted_cluster& m = r.model;
+    sched::simulated_cluster& m = r.model;
     const auto count = [](const char* name, std::int32_t n, std::int32_t by_default, std::int32_t most) {
         n = or_default(n, by_default);
         if (n < 1 || n > most)
@@ -252,7 +166,8 @@ plan plan_of(const opd_cluster& c, const sched::settings& s) {
         std::vector<sched::ticket> none;
         const sched::event e = event_of("cluster.events", read("cluster.events", events[i]), none);
         using kind = sched::event::kind;
-        if ((e.from_worker() && e.what > kind::worker_down) || e.what == kind::park || e.what == kind::weights_lost)
+        if ((e.from_worker() && e.what > kind::worker_down) || e.what == kind::park || e.what == kind::weights_lost ||
+            e.what == kind::payload_lost)
             throw opd::invalid_input("cluster.events.kind",
                                      "is of what the cluster itself says: workers come and go from outside, and wishes",
                                      row);
@@ -304,7 +219,7 @@ std::string json_of(const opd_ledger& l) {
     n("retries", c.retries), n("preempted", c.preempted), n("restarts", c.restarts), n("parked", c.parked);
     n("late", c.late), n("duplicates", c.duplicates), n("lost_workers", c.lost_workers);
     n("lost_weights", c.lost_weights), n("updates", c.updates), n("short_batches", c.short_batches);
-    n("empty_batches", c.empty_batches);
+    n("empty_batches", c.empty_batches), n("lost_payloads", c.lost_payloads);
     v.raw("counters", n.object());
     v("events", l.events), v("finished", l.finished != 0), v("stuck", l.stuck != 0);
     v.raw("failed_stage",
@@ -325,17 +240,17 @@ int opd_simulate(const opd_cluster* cluster, const opd_scheduler_settings* setti
         check_size("ledger", ledger);
 
         sched::run_metrics metrics(metrics_of("settings", o));
-        token_counts tokens;
-        counting_recorder recorder(metrics, tokens);
+        sched::token_ledger tokens;
+        sched::recorder recorder(metrics);
+        sched::observers all(recorder, tokens);
         const auto lengths = p.model.lengths;
         recorder.prompt_tokens = [&lengths](sched::sample_t n) {
             return static_cast<std::int64_t>(lengths.of({.sample = n}).prompt);
         };
         metrics.start(0);
-        p.model.to = &tokens;
         opd_ledger r = {};
         {
-            sched::virtual_driver<counted_cluster, counting_recorder> driver(s, std::move(p.model), &recorder);
+            sched::virtual_driver<sched::simulated_cluster, decltype(all)> driver(s, std::move(p.model), &all);
             driver.bring_up(sched::stage::learner, 1);
             driver.bring_up(sched::stage::teacher, p.teachers, p.teacher_slots);
             driver.bring_up(sched::stage::rollout, p.rollout_workers, driver.model().lanes);
@@ -357,20 +272,16 @@ int opd_simulate(const opd_cluster* cluster, const opd_scheduler_settings* setti
             r.counters = to_c(core.totals());
             r.failed_stage = core.failed() ? static_cast<int>(*core.failed()) : -1;
             r.events = driver.events();
-            core.for_each([&](const sched::outstanding_sequence& q) {
-                r.outstanding_tokens += static_cast<double>(core.versions_of(q.ticket).tokens);
-            });
-            tokens.over = true;
-            for (std::size_t w = 0; w < tokens.workers.size(); ++w)
-                if (tokens.workers[w].works) tokens.end(static_cast<std::int32_t>(w), r.seconds);
+            driver.running(r.seconds,
+                           [&](const sched::ticket& t, std::int64_t drawn) { tokens.under_way(t, drawn, r.seconds); });
         }
         metrics.observe(r.seconds);
         r.steps = metrics.tokens.steps(), r.sequences = metrics.sequences();
-        r.generated_tokens = tokens.decoded, r.lost_tokens = tokens.lost;
-        r.consumed_tokens = static_cast<double>(r.counters.consumed_tokens);
-        r.outstanding_tokens += tokens.running;
-        const double rest = r.generated_tokens - r.consumed_tokens - r.lost_tokens - r.outstanding_tokens;
-        r.discarded_tokens = rest > 1e-9 * r.generated_tokens ? rest : 0; // engines add fractions of tokens
+        const sched::token_totals n = tokens.totals();
+        const auto count = [](std::int64_t x) { return static_cast<double>(x); };
+        r.generated_tokens = count(n.generated), r.consumed_tokens = count(n.learnt);
+        r.discarded_tokens = count(n.discarded), r.lost_tokens = count(n.lost);
+        r.outstanding_tokens = count(n.outstanding);
         for (int i = 0; i < sched::lag_count; ++i) {
             const auto& lags = metrics.lags(static_cast<sched::lag>(i));
             r.lag_mean[i] = lags.mean(), r.lag_max[i] = lags.max();

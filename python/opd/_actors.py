@@ -305,19 +305,20 @@ class RolloutStage(_Stage):
 class TeacherStage(_Stage):
     """The user's object has score(payloads), which returns a score of each; None: not scored, it is asked again."""
 
-    def score(self, names: list[Any]) -> tuple[list[int], list[Any]]:
-        """The places of `names` that were scored; and all scores."""
+    def score(self, names: list[Any]) -> tuple[tuple[list[int], list[int]], list[Any]]:
+        """The places of `names` that were scored, and of those that are lost; and all scores."""
         payloads = self._entries(names)
+        lost = [i for i, p in enumerate(payloads) if p is _NOTHING]
         there = [i for i, p in enumerate(payloads) if p is not _NOTHING]
         if not there:
-            return [], []
+            return ([], lost), []
         answers = list(self._stage.score([payloads[i] for i in there]))
         if len(answers) != len(there):
             raise ValueError(f"score() returned {len(answers)} scores of {len(there)} sequences")
         scores: list[Any] = [None] * len(names)
         for i, answer in zip(there, answers):
             scores[i] = answer
-        return [i for i in there if scores[i] is not None], scores
+        return ([i for i in there if scores[i] is not None], lost), scores
 
 
 class LearnerStage(_Stage):
@@ -334,10 +335,11 @@ class LearnerStage(_Stage):
         self._at: Optional[int] = 0  # the job whose weights the object has; None: none in particular
 
     def train(self, job: int, version: int, from_job: int, state: Any, items: list[tuple[Any, ...]]) -> tuple[Any, ...]:
-        """(learnt from them, weights, state). Nothing is learnt from where a payload is lost."""
+        """(places of items whose payload or score is lost, weights, state). If there are any, nothing is learnt."""
         values = self._entries([name for item in items for name in item[3:]])
-        if any(v is _NOTHING for v in values):
-            return False, None, None
+        lost = [i for i in range(len(items)) if any(v is _NOTHING for v in values[2 * i : 2 * i + 2])]
+        if lost:
+            return lost, None, None
         if self._at != from_job:
             self._go_to(from_job, state)
         self._at = None
@@ -346,7 +348,7 @@ class LearnerStage(_Stage):
             self._stage.train(batch, version + 1)
         weights = self._stage.weights()
         keeps = getattr(self._stage, "state", None)
-        made = True, weights, weights if keeps is None else keeps()
+        made = [], weights, weights if keeps is None else keeps()
         self._at = job
         return made
 
@@ -432,6 +434,7 @@ class Desk:
         self.publications: dict[int, tuple[Any, Any]] = {}  # by job: names of weights and state
         self.given_up: collections.Counter[str] = collections.Counter()
         self.deaths: collections.Counter[str] = collections.Counter()
+        self.lost_payloads = 0
         self._calls: list[Call] = []
 
     def go_on(self, said: Said) -> None:
@@ -534,19 +537,27 @@ class Desk:
             for reply in value:
                 self._replied(r, number, names[0], *reply)
         elif call.method == "score":
-            for place in value:
+            there, lost = value
+            for place in there:
                 self._of(call.tickets[place]).scored = (names[0], place)
-            if not value:
+            self._lost(call, lost)
+            if not there:
                 self.events.append(sched.score_failed(call.job, number, call.life))
             else:
-                some = () if len(value) == len(call.tickets) else tuple(call.tickets[i] for i in value)
+                some = () if len(there) == len(call.tickets) else tuple(call.tickets[i] for i in there)
                 self.events.append(sched.scored(call.job, number, call.life, some))
         elif value:
+            self._lost(call, value)
+        else:
             self.publications[call.job] = (names[0], names[1])
             self.events.append(sched.learned(call.job, call.life, 1 if call.tickets else 0))
-        else:
-            _log.warning("update %d: a payload is lost", call.job)
-            self.events.append(sched.learn_failed(call.job, call.life))
+
+    def _lost(self, call: Call, places: list[int]) -> None:
+        if not places:
+            return
+        _log.warning("%s of %s %d: the payloads of %d sequences are lost", call.method, *call.worker, len(places))
+        self.lost_payloads += len(places)
+        self.events.append(sched.payload_lost([call.tickets[i] for i in places], call.job))
 
     def _replied(self, r: _Record, number: int, where: Any, what: str, of: Any, *rest: Any) -> None:
         if what == "synced":

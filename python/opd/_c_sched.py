@@ -110,6 +110,8 @@ class opd_scheduler_settings(Structure):
         ("warmup", c_int64),
         ("lag_bound", c_int64),
         ("earlier_updates", c_int64),
+        ("payload_attempts", c_int32),
+        ("reserved", c_int32),
     ]
 
 
@@ -133,6 +135,7 @@ class opd_event_kind(IntEnum):
     OPD_EVENT_RESIZE = 16
     OPD_EVENT_CLOSE = 17
     OPD_EVENT_STOP = 18
+    OPD_EVENT_PAYLOAD_LOST = 19
 
 
 class opd_event(Structure):
@@ -213,6 +216,7 @@ class opd_scheduler_counters(Structure):
         ("updates", c_int64),
         ("short_batches", c_int64),
         ("empty_batches", c_int64),
+        ("lost_payloads", c_int64),
     ]
 
 

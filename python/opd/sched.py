@@ -125,6 +125,7 @@ class Settings:
     warmup: Optional[int] = None
     lag_bound: Optional[int] = None
     earlier_updates: Optional[int] = None
+    payload_attempts: Optional[int] = None
 
     # whose 0 is a value of its own, and not the default
     _ZEROS = frozenset({"k", "tau", "teacher_flush", "fruitless_steps", "earlier_updates"})
@@ -248,6 +249,13 @@ def synced(job: int, worker: int = 0, incarnation: int = 1, elasticity: Optional
 
 def weights_lost(job: int) -> Event:
     return Event("weights_lost", job=job)
+
+
+def payload_lost(tickets: Sequence[Ticket], job: int = 0) -> Event:
+    """What these attempts drew, or its score, can't be had any more. `job`: of the call that found so."""
+    if not tickets:
+        raise refuse("tickets", "are none")
+    return Event("payload_lost", job=job, tickets=tuple(tickets))
 
 
 def park(ticket: Ticket) -> Event:

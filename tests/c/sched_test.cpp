@@ -46,6 +46,7 @@ opd_scheduler_settings to_c(const opd::sched::settings& s) {
     r.first_version = s.first_version, r.first_sample = s.first_sample;
     r.teacher_batch = s.teacher_batch, r.teacher_flush = zero_said(s.teacher_flush);
     r.rollout_attempts = s.rollout_attempts, r.teacher_attempts = s.teacher_attempts;
+    r.payload_attempts = s.payload_attempts;
     r.learner_attempts = s.learner_attempts, r.fruitless_steps = zero_said(s.fruitless_steps);
     r.rollout_deadline = s.rollout_deadline, r.abort_deadline = s.abort_deadline;
     r.teacher_deadline = s.teacher_deadline, r.learner_deadline = s.learner_deadline, r.sync_deadline = s.sync_deadline;
@@ -223,9 +224,10 @@ private:
         require(opd_scheduler_check(c) == OPD_OK, "invariants");
         auto n = zeroed<opd_scheduler_counters>();
         require(opd_scheduler_totals(c, &n) == OPD_OK, "totals");
-        counters back = {n.admitted,     n.consumed, n.consumed_tokens, n.failed,       {},           n.retries,
-                         n.preempted,    n.restarts, n.parked,          n.late,         n.duplicates, n.lost_workers,
-                         n.lost_weights, n.updates,  n.short_batches,   n.empty_batches};
+        counters back = {n.admitted,      n.consumed,     n.consumed_tokens, n.failed,  {},
+                         n.retries,       n.preempted,    n.restarts,        n.parked,  n.late,
+                         n.duplicates,    n.lost_workers, n.lost_weights,    n.updates, n.short_batches,
+                         n.empty_batches, n.lost_payloads};
         std::copy(std::begin(n.failed_by), std::end(n.failed_by), back.failed_by.begin());
         require(bytes_of(back) == bytes_of(totals()), "the same counters");
         auto s = zeroed<opd_scheduler_state>();
@@ -520,10 +522,10 @@ TEST_CASE("several events in one call are the events one by one") {
     // what no event could be is found before any is taken
     const std::string before = snapshot_of(many.get());
     std::vector<opd_event> bad = {c_event_of(event::of(event::kind::close)), c_event_of(event::of(event::kind::tick))};
-    bad[1].kind = 19;
+    bad[1].kind = 20;
     n = taken = 7;
     refused(opd_scheduler_on_many(many.get(), bad.data(), 2, 4, some.data(), 2, &n, &taken), "events.kind",
-            "is 19; it has the values 0 to 18", OPD_INVALID_INPUT, 1);
+            "is 20; it has the values 0 to 19", OPD_INVALID_INPUT, 1);
     CHECK(n == 7);
     CHECK(taken == 0);
     CHECK(snapshot_of(many.get()) == before);
@@ -628,7 +630,7 @@ TEST_CASE("events that nobody could mean are refused, and change nothing") {
     refused(hand(tick, not_a_number), "now", "time is finite and never decreases");
     refused(hand(tick, infinity), "now", "time is finite and never decreases");
     refused(hand(tick, 4), "now", "is 4.000000 after 5.000000");
-    refused(hand(with(tick, [](opd_event& e) { e.kind = -1; }), 6), "event.kind", "is -1; it has the values 0 to 18");
+    refused(hand(with(tick, [](opd_event& e) { e.kind = -1; }), 6), "event.kind", "is -1; it has the values 0 to 19");
     refused(hand(with(tick, [](opd_event& e) { e.kind = 1000; }), 6), "event.kind", "is 1000");
     const opd_event up = c_event_of(rollout_up);
     refused(hand(with(up, [](opd_event& e) { e.stage = 3; }), 6), "event.stage", "is 3; it has the values 0 to 2");
@@ -1210,8 +1212,9 @@ namespace {
 /// Adds up the tokens of attempts that were aborted, whatever the library counts.
 struct counting_engine {
     simulated_rollout sim;
-    double* aborted;
+    double *aborted, *aborts;
     bool abort(const ticket& t) {
+        ++*aborts;
         const double before = sim.done().discarded;
         const bool ran = sim.abort(t);
         *aborted += sim.done().discarded - before;
@@ -1235,9 +1238,11 @@ struct counting_engine {
     index_t running() const { return sim.running(); }
 };
 struct counting_cluster : simulated_cluster {
-    double* aborted = nullptr;
-    counting_engine rollout(std::int32_t w) const { return {simulated_cluster::rollout(w), aborted}; }
-    void start(counting_engine& e, const ticket& t, version_t v) { simulated_cluster::start(e.sim, t, v); }
+    double *aborted = nullptr, *aborts = nullptr;
+    counting_engine rollout(std::int32_t w) const { return {simulated_cluster::rollout(w), aborted, aborts}; }
+    void start(counting_engine& e, const ticket& t, version_t v, bool keeps) {
+        simulated_cluster::start(e.sim, t, v, keeps);
+    }
 };
 /// A recorder that adds up what was rolled out.
 struct counting_recorder : recorder {
@@ -1333,8 +1338,8 @@ TEST_CASE("the simulation's figures are those of the C++ simulation") {
         const auto lengths = model.lengths;
         record.prompt_tokens = [&](sample_t n) { return static_cast<std::int64_t>(lengths.of({.sample = n}).prompt); };
         metrics.start(0);
-        double aborted = 0;
-        model.aborted = &aborted;
+        double aborted = 0, aborts = 0; // what an engine cut off has a fraction of a token
+        model.aborted = &aborted, model.aborts = &aborts;
         virtual_driver<counting_cluster, counting_recorder> ours(s, model, &record);
         ours.bring_up(stage::learner, 1);
         ours.bring_up(stage::teacher, w.teachers, w.teacher_slots);
@@ -1386,15 +1391,16 @@ TEST_CASE("the simulation's figures are those of the C++ simulation") {
         opd_report_destroy(report);
 
         const double sum = l.consumed_tokens + l.discarded_tokens + l.lost_tokens + l.outstanding_tokens;
-        CHECK(sum == doctest::Approx(l.generated_tokens).epsilon(1e-9));
+        CHECK(sum == l.generated_tokens);
         if (c.park_after == 0 && seed % 4 != 0 && l.finished) { // nobody died, and nothing is under way
-            CHECK(l.generated_tokens == doctest::Approx(record.rolled + aborted).epsilon(1e-9));
-            CHECK(l.discarded_tokens ==
-                  doctest::Approx(record.rolled + aborted - l.consumed_tokens).epsilon(1e-9).scale(1));
-            CHECK(l.lost_tokens == 0);
+            const double drawn = record.rolled + aborted, thrown = l.discarded_tokens + l.lost_tokens;
+            CHECK(l.generated_tokens <= drawn + 1e-6 * drawn);
+            CHECK(l.generated_tokens > drawn - aborts - 1e-6 * drawn - 1e-9);
+            CHECK(thrown <= drawn - l.consumed_tokens + 1e-6 * drawn);
+            CHECK(thrown > drawn - l.consumed_tokens - aborts - 1e-6 * drawn - 1e-9);
             CHECK(l.outstanding_tokens == 0);
         }
-        if (seed % 4 != 0) CHECK(l.lost_tokens == 0);
+        if (seed % 4 != 0 && n.retries == 0 && n.lost_workers == 0) CHECK(l.lost_tokens == 0);
         discards += l.discarded_tokens > 0, losses += l.lost_tokens > 0, unfinished += !l.finished;
         parks += l.counters.parked > 0;
     }

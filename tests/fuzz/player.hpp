@@ -95,6 +95,7 @@ public:
             take(event::parked(p.what.ticket, {p.what.version, p.what.version, 0, 0}));
             break;
         case kind::score:
+            if (c.once_in(8)) take(event::payload_lost(std::span(p.tickets).first(1), p.what.job));
             if (well)
                 answer(p, event::scored(p.what.job, p.what.worker));
             else if (p.tickets.size() > 1)
@@ -103,6 +104,7 @@ public:
                 answer(p, event::score_failed(p.what.job, p.what.worker));
             break;
         case kind::train:
+            if (!p.tickets.empty() && c.once_in(8)) take(event::payload_lost(p.tickets, p.what.job));
             answer(p, well ? event::learned(p.what.job) : event::learn_failed(p.what.job));
             break;
         case kind::sync:

@@ -30,15 +30,16 @@ TEST_CASE("worlds of processes end, and nothing is lost or learnt from twice") {
         const counters& c = w.state().totals();
         met.consumed += c.consumed, met.late += c.late, met.duplicates += c.duplicates, met.preempted += c.preempted;
         met.lost_workers += c.lost_workers, met.lost_weights += c.lost_weights, met.parked += c.parked;
+        met.lost_payloads += c.lost_payloads;
         crashes += w.crashes(), messages += w.messages();
     }
     if (last - first < 10000) return;
     MESSAGE(messages << " messages, " << met.consumed << " consumed, " << crashes << " deaths of the scheduler, "
                      << met.late << " late, " << met.duplicates << " double, " << met.preempted << " preempted, "
                      << met.lost_workers << " workers and " << met.lost_weights << " publications lost, " << met.parked
-                     << " parked");
+                     << " parked, " << met.lost_payloads << " payloads lost");
     for (const std::int64_t n : {met.consumed, met.late, met.duplicates, met.preempted, met.lost_workers,
-                                 met.lost_weights, met.parked, static_cast<std::int64_t>(crashes)})
+                                 met.lost_weights, met.parked, met.lost_payloads, static_cast<std::int64_t>(crashes)})
         CHECK(n > 300);
 }
 
@@ -78,6 +79,16 @@ struct deaf_to_losses : scheduler {
     }
 };
 
+/// Does not hear of lost payloads.
+struct deaf_to_payloads : scheduler {
+    using scheduler::scheduler;
+    deaf_to_payloads(scheduler&& s) : scheduler(std::move(s)) {}
+    static deaf_to_payloads restore(const settings& s, std::string_view bytes) { return scheduler::restore(s, bytes); }
+    void on(const event& e, double now, actions& out) {
+        if (e.what != event::kind::payload_lost) scheduler::on(e, now, out);
+    }
+};
+
 template <class Scheduler>
 int caught(std::uint64_t count) {
     int n = 0;
@@ -88,11 +99,12 @@ int caught(std::uint64_t count) {
 
 TEST_CASE("schedulers from which a cure is taken are caught") {
     const int lives = caught<forgets_lives>(500), makers = caught<forgets_makers>(500),
-              losses = caught<deaf_to_losses>(500);
-    MESSAGE("of 500: lives " << lives << ", makers " << makers << ", losses " << losses);
+              losses = caught<deaf_to_losses>(500), payloads = caught<deaf_to_payloads>(500);
+    MESSAGE("of 500: lives " << lives << ", makers " << makers << ", losses " << losses << ", payloads " << payloads);
     CHECK(lives > 3);
     CHECK(makers > 3);
     CHECK(losses > 3);
+    CHECK(payloads > 3);
 }
 
 } // namespace

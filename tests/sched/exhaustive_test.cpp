@@ -79,7 +79,7 @@ settings base(schedule how, index_t batch, index_t sequences, int first = 0) {
     s.sequences = sequences;
     s.teacher_batch = 2;
     s.teacher_flush = std::holds_alternative<async>(how) ? 1.0 / 1024 : 0; // exact in binary, as all times are
-    s.rollout_attempts = s.teacher_attempts = s.learner_attempts = 2;
+    s.rollout_attempts = s.teacher_attempts = s.learner_attempts = s.payload_attempts = 2;
     double* const deadlines[] = {&s.rollout_deadline, &s.abort_deadline, &s.teacher_deadline, &s.learner_deadline,
                                  &s.sync_deadline};
     for (int i = 0; i < 5; ++i) *deadlines[(first + i) % 5] = 1 + i;
@@ -174,6 +174,28 @@ TEST_CASE("parking, every policy and weight update") {
             {.s = base(opd::sched::sync{}, 2, 2), .slots = {1}, .faults = 2, .parks = true});
     explore("step_off{1}, B=1, 2 sequences, 2 faults, parking",
             {.s = base(step_off{1}, 1, 2, 1), .slots = {1}, .faults = 2, .parks = true});
+}
+
+TEST_CASE("payloads that are lost, every policy and kind of batch") {
+    int first = 0;
+    for (const policy p : every_policy)
+        explore(std::string(name_of(p)) + ", keep, B=2, M=3, 3 sequences, 1 fault, payloads",
+                {.s = base(async{.tau = 1, .outstanding = p == policy::areal ? 0 : 3, .policy = p}, 2, 3, first++ % 5),
+                 .slots = {1},
+                 .payloads = true});
+    for (const policy p : {policy::in_order, policy::edf})
+        explore(std::string(name_of(p)) + ", finish_first, B=1, M=2, 2 sequences, 2 faults, payloads",
+                {.s = base(async{.tau = 1, .policy = p, .update = weight_update::finish_first}, 1, 2),
+                 .slots = {1},
+                 .faults = 2,
+                 .parks = true,
+                 .payloads = true});
+    explore("sync, B=2, 3 sequences, 2 faults, payloads",
+            {.s = base(opd::sched::sync{}, 2, 3), .slots = {1}, .faults = 2, .payloads = true});
+    explore("step_off{1}, B=1, 2 sequences, 2 faults, payloads",
+            {.s = base(step_off{1}, 1, 2, 1), .slots = {1}, .faults = 2, .payloads = true});
+    explore("controlled{1}, B=1, 2 sequences, 2 faults, payloads",
+            {.s = base(controlled{1}, 1, 2, 3), .slots = {1}, .faults = 2, .payloads = true});
 }
 
 TEST_CASE("naive_wait deadlocks without any fault; the smallest case is B=1, tau=2, M=3, 4 sequences") {

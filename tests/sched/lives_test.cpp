@@ -308,6 +308,110 @@ TEST_CASE("stop while the weights wait for running sequences: the update was mad
     CHECK(t.s.weights() == weights{1, t.train_job});
 }
 
+TEST_CASE("a payload that is lost before it is scored: the sequence is drawn again, uncharged, and the call scores the "
+          "rest") {
+    settings o = stream(2, {.tau = 0, .policy = staleness_policy::in_order});
+    o.teacher_batch = 2, o.rollout_attempts = o.teacher_attempts = 1;
+    script t(o);
+    t.staff(2);
+    t.rolled(0);
+    CHECK(t.rolled(1) == "score j1@0:0,1");
+    const ticket first = t.begun.at(0), second = t.begun.at(1);
+    CHECK(t.on(event::payload_lost(first, 1)) == "start 0#2@0");
+    CHECK(t.on(event::scored(1, 0, std::span(&second, 1))) == "");
+    CHECK(t.s.where() == census{.rollout = 1, .ready = 1});
+    CHECK(t.on(event::payload_lost(first, 1)) == "");      // said twice: of an attempt that is over
+    CHECK(t.on(event::payload_lost(t.begun.at(0))) == ""); // and of one that has nothing yet
+    CHECK(t.s.totals().late == 2);
+    CHECK(t.on(event::payload_lost(second)) == "start 1#2@0"); // its score, maybe, as the store says
+    CHECK(t.s.totals().lost_payloads == 2);
+    t.rolled(0);
+    t.rolled(1);
+    CHECK(t.scored() == "train j3 v0:0,1");
+    CHECK(t.s.totals().failed == 0);
+    check_refused(t, event::payload_lost(first, 99), "call 99 is none");
+}
+
+TEST_CASE("a learner without a payload: what is left is ready again, in front; what another says of its batch is not "
+          "believed") {
+    script t(stream(2, {.tau = 1, .policy = staleness_policy::in_order, .update = weight_update::keep}));
+    t.staff(4);
+    t.rolled(0), t.scored(), t.rolled(1);
+    CHECK(t.scored() == "train j3 v0:0,1");
+    t.rolled(2), t.scored();
+    CHECK(t.on(event::payload_lost(t.begun.at(1))) == ""); // the learner has it, or says so itself
+    CHECK(t.s.totals().late == 1);
+    const std::vector<ticket> both{t.begun.at(0), t.begun.at(0)};
+    CHECK(t.on(event::payload_lost(both, t.train_job)) == "start 0#2@0");
+    CHECK(t.s.totals().lost_payloads == 1);
+    CHECK(t.on(event::learned(3)) == ""); // it was given up
+    CHECK(t.rolled(0) == "score j5@0:0"); // in order: 1 and 2 have waited for it
+    CHECK(t.scored() == "train j6 v0:0,1");
+    t.learned();
+    CHECK(t.synced(0, 1).substr(0, 11) == "step v1:0,1");
+    CHECK(t.s.totals().late == 2);
+}
+
+TEST_CASE("a payload that is lost again and again gives its sequence up") {
+    settings o = stream(1, {.tau = 0});
+    o.payload_attempts = 2;
+    script t(o);
+    t.staff(1);
+    t.rolled(0);
+    CHECK(t.on(event::payload_lost(t.begun.at(0))) == "start 0#2@0");
+    t.rolled(0);
+    CHECK(t.on(event::payload_lost(t.begun.at(0))) == "fail 0 rollout | start 1@0");
+    CHECK(t.s.totals().lost_payloads == 2);
+}
+
+TEST_CASE(
+    "payload and weights of an update are lost: the version comes of the rest, and the sequence with a later one") {
+    for (const bool streaming : {true, false}) {
+        settings o = stream(2, {.tau = 1, .policy = staleness_policy::in_order, .update = weight_update::keep}, 4);
+        if (!streaming) o.schedule = opd::sched::sync{};
+        o.teacher_batch = 2;
+        script t(o);
+        t.staff(2);
+        t.rolled(0), t.rolled(1);
+        t.scored();
+        t.learned();
+        t.on(event::weights_lost(t.train_job));
+        const std::string rest = t.on(event::payload_lost(t.begun.at(0), t.train_job));
+        CHECK(rest.find("train j" + std::to_string(t.train_job) + " v0:1") != std::string::npos);
+        CHECK(t.s.where().waiting >= 1);
+        CHECK(t.learned().find("sync v1") != std::string::npos);
+        CHECK(t.synced(0, 1).substr(0, 9) == "step v1:1");
+        CHECK(t.s.totals().short_batches == 1);
+        for (int i = 0; i < 20 && !t.s.finished(); ++i) {
+            std::vector<ticket> running;
+            t.s.for_each([&](const outstanding_sequence& q) {
+                if (q.where == place::rollout) running.push_back(q.ticket);
+            });
+            for (const ticket& r : running) t.on(event::rolled_out(r, {t.s.start_of(r), t.s.version(), 0, 10}));
+            if (t.s.where().scoring > 0) t.scored();
+            if (t.s.where().training > 0 && t.s.gate_open()) t.learned();
+            if (!t.s.gate_open()) t.synced(0, t.s.version() + 1);
+        }
+        CHECK(t.s.finished());
+        CHECK(t.s.totals().consumed == 4);
+        CHECK(t.s.totals().failed == 0);
+    }
+}
+
+TEST_CASE("tokens that were parked are lost: the sequence begins anew") {
+    for (const bool runs : {false, true}) {
+        script t(stream(1, {.tau = 1, .update = weight_update::keep}));
+        t.staff(1);
+        t.park(0);
+        if (!runs) t.of(kind::pause);
+        CHECK(t.parked(0, 0, 0) == (runs ? "start 0#2@0" : ""));
+        CHECK(t.on(event::payload_lost(t.begun.at(0))) == "");
+        CHECK(t.s.totals().lost_payloads == 1);
+        CHECK(t.s.versions_of(t.begun.at(0)).tokens == 0);
+        CHECK((runs ? t.roll_failed(0) : t.of(kind::resume)) == (runs ? "start 0#3@0" : "start 0#2@0"));
+    }
+}
+
 TEST_CASE("a worker that hangs over its first weights keeps nobody waiting, and is lost at its deadline") {
     settings o = stream(1, {.tau = 1});
     o.sync_deadline = 5;

@@ -38,6 +38,7 @@ struct stepwise_options {
     bool resizes = false;         // the number of permits changes, and that of slots
     bool several_at_once = false; // deadlines beyond the first pass in one moment
     bool parks = false;           // workers park on their own, and are asked to
+    bool payloads = false;        // what was drawn is lost
     // what the explorer must find
     bool loses_replies = false;      // a hung attempt with no deadline
     bool lies_about_weights = false; // answers a synchronisation before it is done
@@ -111,7 +112,10 @@ struct choice {
         learner_reconnects,
         weights_lost,
         source_dies, // the learner, and what it has published
-        late,        // a second answer, or one of a life that is over
+        score_loses, // the first of a call
+        learn_loses,
+        payload_lost, // so its store says
+        late,         // a second answer, or one of a life that is over
         crash,
         pause,
         close,
@@ -152,6 +156,9 @@ inline const char* name_of(choice::kind k) {
                                      "learner_reconnects",
                                      "weights_lost",
                                      "source_dies",
+                                     "score_loses",
+                                     "learn_loses",
+                                     "payload_lost",
                                      "late",
                                      "crash",
                                      "pause",
@@ -235,6 +242,12 @@ public:
         if (made_ != 0) {
             add(choice::weights_lost);
             if (learner_.up) add(choice::source_dies);
+        }
+        if (o.payloads) {
+            for (std::size_t i = 0; i < calls_.size(); ++i) add(choice::score_loses, i);
+            if (train_ != 0 && !trained_.empty()) add(choice::learn_loses);
+            std::size_t n = 0;
+            s.for_each([&](const outstanding_sequence&) { add(choice::payload_lost, n++); });
         }
         for (std::size_t i = 0; i < past_.size(); ++i)
             if (past_[i].from_worker()) add(choice::late, i);
@@ -346,6 +359,24 @@ public:
         case choice::weights_lost:
             lose_weights(o);
             break;
+        case choice::score_loses: {
+            const call done = calls_[c.which];
+            tell(o, event::payload_lost(done.tickets.front(), done.job));
+            remove(calls_, c.which);
+            const auto rest = std::span(done.tickets).subspan(1);
+            tell(o, (rest.empty() ? event::score_failed(done.job, 0) : event::scored(done.job, 0, rest))
+                        .of_life(teacher_.life));
+            break;
+        }
+        case choice::learn_loses:
+            tell(o, event::payload_lost(trained_.front(), std::exchange(train_, 0)));
+            break;
+        case choice::payload_lost: {
+            std::vector<ticket> all;
+            s.for_each([&](const outstanding_sequence& q) { all.push_back(q.ticket); });
+            tell(o, event::payload_lost(all[c.which]));
+            break;
+        }
         case choice::late: {
             event e = past[c.which];
             if (o.forgets_lives == e.what) e.incarnation = life_of(e.stage, e.worker);
@@ -678,6 +709,7 @@ private:
             require(made_ == 0, "an update while another is not installed");
             train_ = a.job;
             train_since_ = now_;
+            trained_.assign(out.of(a).begin(), out.of(a).end());
             break;
         case action::kind::sync:
             require(a.job == weights_.job ? a.version == weights_.version
@@ -763,6 +795,7 @@ private:
     std::vector<call> calls_;
     std::uint64_t train_ = 0; // job
     double train_since_ = 0;
+    std::vector<ticket> trained_; // asked for last
     bool paused_ = false, closed_ = false, perfect_ = true;
     std::vector<std::uint8_t> done_; // by sequence: consumed or given up
     index_t lag_sum_ = 0;

@@ -254,9 +254,9 @@ struct counting_engine {
 struct counting_cluster : opd::test::faulty_cluster {
     decoded_tokens* to;
     counting_engine rollout(std::int32_t worker) const { return {faulty_cluster::rollout(worker), to}; }
-    void start(counting_engine& e, const ticket& t, version_t from) {
+    void start(counting_engine& e, const ticket& t, version_t from, bool keeps) {
         ++to->attempts;
-        faulty_cluster::start(e.sim, t, from);
+        faulty_cluster::start(e.sim, t, from, keeps);
     }
 };
 

@@ -46,7 +46,7 @@ struct coverage {
         totals.restarts += c.restarts, totals.late += c.late, totals.duplicates += c.duplicates;
         totals.lost_workers += c.lost_workers, totals.lost_weights += c.lost_weights,
             totals.short_batches += c.short_batches;
-        totals.empty_batches += c.empty_batches;
+        totals.empty_batches += c.empty_batches, totals.lost_payloads += c.lost_payloads;
         for (std::size_t i = 0; i < c.failed_by.size(); ++i) totals.failed_by[i] += c.failed_by[i];
         events += n;
     }
@@ -87,12 +87,12 @@ TEST_CASE("random worlds end, and keep every promise after every event") {
         INFO(name << ": " << count);
         CHECK(count > 300);
     }
-    CHECK(met.kinds.size() == 18);
+    CHECK(met.kinds.size() == 19);
     CHECK(met.totals.consumed > 500000);
     for (const std::int64_t n : met.totals.failed_by) CHECK(n > 300);
     for (const std::int64_t n :
          {met.totals.retries, met.totals.restarts, met.totals.late, met.totals.duplicates, met.totals.lost_workers,
-          met.totals.lost_weights, met.totals.short_batches, met.totals.empty_batches})
+          met.totals.lost_weights, met.totals.short_batches, met.totals.empty_batches, met.totals.lost_payloads})
         CHECK(n > 300);
 }
 

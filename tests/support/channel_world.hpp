@@ -13,6 +13,7 @@
 //   - a command that comes twice is carried out once; one of another life not at all
 //   - a snapshot, with the payloads, is written again before the first message after a restore
 //   - a publication that is lost before all have it is reported
+//   - payloads are evicted, or die with the life of who made them: whoever asks for one says so, and at times their store
 //
 // What is checked, beside the scheduler's own invariants after every event: nothing starts on weights that are older
 // than the version or were made by another job; every installed publication exists; a batch has a payload and a score
@@ -35,9 +36,11 @@ namespace opd::test {
 
 struct channel_faults {
     double drop = 0, twice = 0, death = 0, silent_death = 0, scheduler_death = 0, loss = 0, reconnect = 0;
-    double delay = 0.1;    ///< mean seconds
-    double long_delay = 0; ///< share of messages that take a hundred times as long
-    double until = 300;    ///< seconds; then nothing goes wrong any more
+    double eviction = 0;       ///< of a payload from its store
+    bool held_by_life = false; ///< payloads die with the life of the worker that made them
+    double delay = 0.1;        ///< mean seconds
+    double long_delay = 0;     ///< share of messages that take a hundred times as long
+    double until = 300;        ///< seconds; then nothing goes wrong any more
 };
 
 inline channel_faults faults_of(std::uint64_t seed) {
@@ -50,6 +53,8 @@ inline channel_faults faults_of(std::uint64_t seed) {
         if (d(0.5)) *x = 0.02 * d();
     if (d(0.5)) f.loss = 0.3 * d();
     f.delay = d.one({0.01, 0.3, 1.0});
+    if (d(0.5)) f.eviction = 0.02 * d();
+    f.held_by_life = d(0.3);
     return f;
 }
 
@@ -58,10 +63,14 @@ struct drawn_tokens {
     sample_t sample = 0;
     std::uint32_t attempt = 0;
     token_versions versions = {};
+    std::size_t holder = 0; ///< who made it, and keeps it
+    incarnation_t life = 0;
 };
 /// The teacher's word on it.
 struct drawn_score {
     sample_t sample = 0;
+    std::size_t holder = 0;
+    incarnation_t life = 0;
 };
 
 /// `Scheduler`: sched::scheduler, or one with a cure taken out.
@@ -82,7 +91,7 @@ public:
         settings s = world_of(seed, {.schedule = {}, .faults = false, .large = false}).settings;
         s.available = 0;
         s.sequences = std::min<index_t>(s.sequences, s.group * std::max<index_t>(1, 40 / s.group));
-        s.rollout_attempts = s.teacher_attempts = s.learner_attempts = 50;
+        s.rollout_attempts = s.teacher_attempts = s.learner_attempts = s.payload_attempts = 50;
         s.fruitless_steps = 0;
         s.rollout_deadline = 40, s.abort_deadline = 10, s.teacher_deadline = 15, s.learner_deadline = 15;
         s.sync_deadline = 12;
@@ -122,6 +131,8 @@ public:
                 break;
             }
         }
+        for (const failure f : {failure::rollout, failure::teacher, failure::learner})
+            require(state().totals().failed_by[static_cast<std::size_t>(f)] == 0, "given up for a fault");
         // along the line of the last weights each was learnt from once, and all of them
         std::multiset<sample_t> learnt;
         for (std::uint64_t job = state().weights().job; job != 0; job = made_.at(job).from)
@@ -334,6 +345,10 @@ private:
             require(w.installed && (w.has.version > m.expected.version || w.has == m.expected),
                     "started on weights that are not the version's");
             require(lane == w.lanes.end(), "two attempts on one lane");
+            if (c.prefix && is_lost(*c.prefix)) {
+                say(m.worker, reply{.what = event::rollout_failed(c.ticket), .lost = {c.ticket}});
+                break;
+            }
             w.lanes[c.ticket.lane] = {c.ticket,
                                       {w.has, c.prefix ? c.prefix->versions.oldest : w.has.version,
                                        c.prefix ? c.prefix->versions.tokens : 0}};
@@ -357,16 +372,18 @@ private:
             break;
         }
     }
-    reply with_tokens(event e, const ticket& t, const running& r, version_t newest, std::int64_t more) {
+    reply with_tokens(std::size_t worker, event e, const ticket& t, const running& r, version_t newest,
+                      std::int64_t more) {
         e.versions = {r.oldest, newest, 0.5 * double(r.oldest + newest), r.had + more};
         return {.what = e,
-                .sequence = std::make_shared<const drawn_tokens>(drawn_tokens{t.sample, t.attempt, e.versions})};
+                .sequence = std::make_shared<const drawn_tokens>(
+                    drawn_tokens{t.sample, t.attempt, e.versions, worker, workers_[worker].life})};
     }
     void park(std::size_t worker, const ticket& t) {
         process& w = workers_[worker];
         const running r = w.lanes.at(t.lane).second;
         w.lanes.erase(t.lane);
-        say(worker, with_tokens(event::parked(t, {}), t, r, w.has.version, 2));
+        say(worker, with_tokens(worker, event::parked(t, {}), t, r, w.has.version, 2));
     }
     // Something is done.
     void work(const message& m) {
@@ -381,14 +398,27 @@ private:
             if (happens(0.02))
                 say(m.worker, event::rollout_failed(m.who));
             else
-                say(m.worker, with_tokens(event::rolled_out(m.who, {}), m.who, r, w.has.version, 5));
+                say(m.worker, with_tokens(m.worker, event::rolled_out(m.who, {}), m.who, r, w.has.version, 5));
         } else if (w.stage == stage::teacher) {
-            reply r{.what = event::scored(m.order->job, w.number).of_life(m.life), .tickets = m.order->tickets};
-            for (const auto& sequence : m.order->sequences)
-                r.scores.push_back(std::make_shared<const drawn_score>(drawn_score{sequence->sample}));
+            reply r{.what = event::scored(m.order->job, w.number).of_life(m.life)};
+            for (std::size_t i = 0; i < m.order->tickets.size(); ++i) {
+                const auto& sequence = m.order->sequences[i];
+                if (is_lost(*sequence)) {
+                    r.lost.push_back(m.order->tickets[i]);
+                    continue;
+                }
+                r.tickets.push_back(m.order->tickets[i]);
+                r.scores.push_back(
+                    std::make_shared<const drawn_score>(drawn_score{sequence->sample, m.worker, m.life}));
+            }
+            if (r.tickets.empty()) r.what.what = event::kind::score_failed;
             say(m.worker, std::move(r));
         } else {
             const train_call& call = m.order->call;
+            reply without{.what = event::learn_failed(call.job).of_life(m.life)};
+            for (const auto& v : m.order->batch)
+                if (is_lost(*v.rolled) || has_gone(v.scored->holder, v.scored->life)) without.lost.push_back(v.ticket);
+            if (!without.lost.empty()) return say(m.worker, std::move(without));
             publication& p = made_[call.job];
             p.from = call.from.job;
             p.version = call.makes().version;
@@ -400,9 +430,26 @@ private:
 
     // --- what goes wrong
 
+    bool has_gone(std::size_t holder, incarnation_t life) const {
+        return faults_.held_by_life && workers_[holder].life != life;
+    }
+    bool is_lost(const drawn_tokens& p) const {
+        return evicted_.contains({p.sample, p.attempt}) || has_gone(p.holder, p.life);
+    }
+    void evict() {
+        std::vector<ticket> gone;
+        state().for_each([&](const outstanding_sequence& q) {
+            if (happens(faults_.eviction)) gone.push_back(q.ticket);
+        });
+        if (gone.empty()) return;
+        for (const ticket& t : gone) evicted_.insert({t.sample, t.attempt});
+        if (dice_(0.3)) dispatch(event::payload_lost(gone)); // who keeps it says so, which may be early
+        if (dice_(0.1)) dispatch(event::payload_lost(gone.front()));
+    }
     void mishap() {
         if (calm()) return;
         at(now_ + dice_.in(0.2, 4), {.what = message::kind::mishap});
+        evict();
         std::vector<ticket> asked;
         state().for_each([&](const outstanding_sequence& q) {
             if (q.where == place::rollout && happens(0.05)) asked.push_back(q.ticket);
@@ -455,6 +502,7 @@ private:
     std::priority_queue<message> box_;
     std::vector<process> workers_;
     std::set<sample_t> consumed_;
+    std::set<std::pair<sample_t, std::uint32_t>> evicted_; // sequence, attempt
     std::map<std::uint64_t, publication> made_;
     std::uint64_t installing_ = 0;
     bool saves_often_ = dice_(0.5), saves_ = false;

@@ -153,14 +153,27 @@ public:
                     out.push_back({.what = event::score_failed(c.job, number_).of_life(life_)});
                     continue;
                 }
-                remote_reply r{.what = event::scored(c.job, number_).of_life(life_), .tickets = c.tickets};
+                remote_reply r{.what = event::scored(c.job, number_).of_life(life_)};
                 for (std::size_t i = 0; i < c.tickets.size(); ++i) {
                     publications::require(c.sequences[i] && c.sequences[i]->sample == c.tickets[i].sample,
                                           "a call with a sequence that is not there");
+                    if (fails_ && draw(3, c.tickets[i].sample, c.tickets[i].attempt) < 0.05) {
+                        r.lost.push_back(c.tickets[i]);
+                        continue;
+                    }
+                    r.tickets.push_back(c.tickets[i]);
                     r.scores.push_back(std::make_shared<const remote_score>(remote_score{c.tickets[i].sample}));
                 }
+                if (r.tickets.empty()) r.what.what = event::kind::score_failed;
                 out.push_back(std::move(r));
             } else {
+                remote_reply without{.what = event::learn_failed(c.call.job).of_life(life_)};
+                for (const auto& v : c.batch)
+                    if (fails_ && draw(4, v.ticket.sample, v.ticket.attempt) < 0.02) without.lost.push_back(v.ticket);
+                if (!without.lost.empty()) {
+                    out.push_back(std::move(without));
+                    continue;
+                }
                 publications::entry& p = published_->made[c.call.job];
                 p = {.from = c.call.from.job, .samples = {}, .gone = false};
                 for (const auto& v : c.batch) {
@@ -239,7 +252,7 @@ inline settings remote_settings_of(std::uint64_t seed) {
     settings s = world_of(seed, {.schedule = {}, .faults = false, .large = false}).settings;
     s.available = 0;
     s.sequences = std::min<index_t>(s.sequences, s.group * std::max<index_t>(1, 40 / s.group));
-    s.rollout_attempts = s.teacher_attempts = s.learner_attempts = 50;
+    s.rollout_attempts = s.teacher_attempts = s.learner_attempts = s.payload_attempts = 50;
     s.fruitless_steps = 0;
     s.most_workers = 64, s.most_slots = 64;
     s.rollout_deadline = s.abort_deadline = s.teacher_deadline = s.learner_deadline = s.sync_deadline = 0;

@@ -11,6 +11,7 @@
 #include <map>
 #include <optional>
 #include <set>
+#include <span>
 #include <stdexcept>
 #include <utility>
 #include <vector>
@@ -124,6 +125,7 @@ private:
         token_versions versions;
         std::uint64_t job = 0;
         bool kept = false; // it goes on from what it had when it was parked
+        bool lost = false; // and was drawn again
     };
     struct worker {
         bool up = false;
@@ -290,6 +292,40 @@ private:
         case kind::stop:
             stop();
             break;
+        case kind::payload_lost:
+            lose(e.tickets.empty() ? std::span(&e.ticket, 1) : e.tickets, e.job, s);
+            break;
+        }
+    }
+    template <class Scheduler>
+    void lose(std::span<const ticket> tickets, std::uint64_t by, const Scheduler& s) {
+        const bool trains = training_job_ == by && !learned_ && by != 0;
+        std::vector<sequence*> all;
+        for (const ticket& t : tickets) {
+            sequence& q = of(t);
+            const bool has = (q.where >= rolled && q.where <= training) || (q.where != unseen && q.kept);
+            if (has && q.where <= training && q.t.attempt == t.attempt && (q.where != training || trains))
+                all.push_back(&q);
+        }
+        const auto in_training = [](const sequence* q) { return q->where == training; };
+        if (std::any_of(all.begin(), all.end(), in_training)) {
+            training_job_.reset();
+            if (!remaking_)
+                for (const ticket& t : std::exchange(training_, {})) of(t).where = ready;
+        }
+        for (sequence* q : all) {
+            q->lost = true;
+            q->kept = false;
+            if (q->where == training) { // the version comes without it
+                std::erase_if(training_, [&](const ticket& t) { return t.sample == q->t.sample; });
+                bool goes_on = false;
+                s.for_each([&](const outstanding_sequence& o) { goes_on |= o.ticket.sample == q->t.sample; });
+                if (goes_on && !plan_.streaming) {
+                    if (whole_.size() == static_cast<std::size_t>(version_) + 1) whole_.emplace_back();
+                    later_[q->t.sample] = version_ + 1;
+                }
+            }
+            if (q->where >= rolled) q->where = waiting;
         }
     }
     void stop() {
@@ -428,8 +464,13 @@ private:
         require(static_cast<std::size_t>(version_) < whole_.size(), "a batch that was never admitted");
         const auto [first, last] = whole_[static_cast<std::size_t>(version_)];
         std::size_t i = 0;
-        for (sample_t n = first; n < last && n < sequences_.size(); ++n) {
-            const place where = sequences_[n].where;
+        std::vector<sample_t> members;
+        for (const auto& [n, version] : later_)
+            if (version == version_) members.push_back(n);
+        for (sample_t n = first; n < last; ++n)
+            if (!later_.contains(n)) members.push_back(n);
+        for (const sample_t n : members) {
+            const place where = n < sequences_.size() ? sequences_[n].where : unseen;
             if (where == failed_place || where == unseen) continue;
             require(i < training_.size() && training_[i].sample == n, "a batch is not whole");
             ++i;
@@ -503,7 +544,8 @@ private:
         else // every sequence is outstanding at lag + 1 steps, and at most so many are at each
             require(lag_sum_ + consumed_ <= cap_sum_ - lag_believed_less * version_, "the mean lag exceeds M/B - 1");
         // exactly, but for batches at the end that make up for failed sequences
-        if (!plan_.streaming && !list.empty() &&
+        const bool again = std::any_of(list.begin(), list.end(), [&](const auto& c) { return of(c.ticket).lost; });
+        if (!plan_.streaming && !list.empty() && !again &&
             whole_[static_cast<std::size_t>(version_ - 1)].second <= static_cast<sample_t>(settings_.sequences))
             require(least == std::min<version_t>(version_ - 1, plan_.depth),
                     "the lag of whole batches is not min(b, k)");
@@ -582,6 +624,7 @@ private:
     std::vector<ticket> training_;
     std::vector<std::vector<sample_t>> batches_;
     std::vector<std::pair<sample_t, sample_t>> whole_; // admissions: first, last + 1
+    std::map<sample_t, version_t> later_;              // that left their batch, and which they are in
 };
 
 } // namespace opd::test

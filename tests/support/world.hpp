@@ -28,10 +28,10 @@ using namespace opd::sched;
 
 /// How often things go wrong.
 struct fault_rates {
-    double fail = 0, hang = 0, late = 0, twice = 0, partial = 0, death = 0, silence = 0;
+    double fail = 0, hang = 0, late = 0, twice = 0, partial = 0, death = 0, silence = 0, gone = 0;
     double lost = 0;  ///< of what a learner has published
     double scale = 1; ///< of their times, seconds
-    bool any() const { return fail + hang + late + twice + partial + death + silence > 0; }
+    bool any() const { return fail + hang + late + twice + partial + death + silence + gone > 0; }
 
     fault draw(std::uint64_t seed, stage s, std::uint64_t number, std::uint32_t attempt) const {
         fault f;
@@ -45,7 +45,7 @@ struct fault_rates {
         for (const auto& [k, p] :
              {std::pair{kind::fail, fail}, std::pair{kind::hang, hang}, std::pair{kind::late, late},
               std::pair{kind::twice, twice}, std::pair{kind::partial, partial}, std::pair{kind::death, death},
-              std::pair{kind::silence, silence}}) {
+              std::pair{kind::silence, silence}, std::pair{kind::gone, gone}}) {
             if (u < p) {
                 f.what = k;
                 f.after = more(1) < 0.2 ? 0 : scale * 2 * more(2);
@@ -205,11 +205,12 @@ inline world world_of(std::uint64_t seed, const world_options& options = {}) {
     s.rollout_attempts = static_cast<int>(d.of(1, 4));
     s.teacher_attempts = static_cast<int>(d.of(1, 4));
     s.learner_attempts = static_cast<int>(d.of(1, 3));
+    s.payload_attempts = static_cast<int>(d.of(1, 4));
     s.fruitless_steps = 0; // they end all the same: what fails, fails now and then
     if (options.faults && d(0.6)) {
         fault_rates& f = c.faults;
         const double much = d.one({0.01, 0.05, 0.15});
-        for (double* rate : {&f.fail, &f.hang, &f.late, &f.twice, &f.partial, &f.death, &f.silence})
+        for (double* rate : {&f.fail, &f.hang, &f.late, &f.twice, &f.partial, &f.death, &f.silence, &f.gone})
             if (d(0.4)) *rate = much * d();
         f.scale = d.one({0.3, 2.0, 10.0});
         if (d(0.3)) f.lost = 0.2 * d();

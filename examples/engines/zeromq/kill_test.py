@@ -7,8 +7,8 @@ kill_test.py --programs FOLDER --full      a thousand
 kill_test.py --programs FOLDER --keys      no kills: who has no key is not let in; without keys, loopback alone
 
 The scheduler, three rollout workers, two teachers and the learner run under a supervisor that starts again what dies,
-as systemd or Slurm would. All of them are killed with -9, stopped for a while (SIGSTOP), and a fourth rollout worker
-joins and leaves. Then the run is closed, and must end by itself. What is checked, from the files alone: along the line
+as systemd or Slurm would. All of them are killed with -9, stopped for a while (SIGSTOP), a fourth rollout worker
+joins and leaves, and files of responses and scores are removed. Then the run is closed, and must end by itself. What is checked, from the files alone: along the line
 of weights that ends in the last, each hash follows from the one before and from what the batch was, every sequence was
 learnt from exactly once, none was given up, and none was staler than tau.
 """
@@ -145,11 +145,21 @@ def check_line(folder):
     return len(batches), consumed, largest
 
 
+def lose(folder, dice):
+    """Removes a response or a score, as a store that evicts it. Returns how many: 0 where there was none."""
+    try:
+        of = os.path.join(folder, "payload", dice.choice(sorted(os.listdir(os.path.join(folder, "payload")))))
+        os.unlink(os.path.join(of, dice.choice(sorted(os.listdir(of)))))
+        return 1
+    except (IndexError, FileNotFoundError):  # the learner was quicker
+        return 0
+
+
 def kills(programs, folder, count, seed):
     dice = random.Random(seed)
     run = Run(programs, folder, ["--message-mib", "4"])
     names = ["schedule", "rollout 0", "rollout 1", "rollout 2", "teacher 0", "teacher 1", "learn"]
-    killed, stopped, joined = dict.fromkeys(names, 0), 0, 0
+    killed, stopped, joined, lost = dict.fromkeys(names, 0), 0, 0, 0
     try:
         for name in names:
             run.add(name)
@@ -158,6 +168,7 @@ def kills(programs, folder, count, seed):
             victim = run.all[dice.choice(names)]
             victim.send(signal.SIGKILL)
             killed[victim.name] += 1
+            lost += sum(lose(folder, dice) for _ in range(3))
             if dice.random() < 0.15:
                 other = run.all[dice.choice(names)]
                 if not other.stopped_until and other.child.poll() is None:
@@ -182,7 +193,8 @@ def kills(programs, folder, count, seed):
     finally:
         run.end()
     steps, consumed, largest = check_line(folder)
-    print(f"{count} kills ({', '.join(f'{v} {k}' for k, v in killed.items())}), {stopped} stops, {joined} joins:")
+    print(f"{count} kills ({', '.join(f'{v} {k}' for k, v in killed.items())}), {stopped} stops, {joined} joins,")
+    print(f"{lost} payloads removed:")
     print(f"{steps} steps, {consumed} sequences, each learnt from once along the line, lag at most {largest}")
     assert steps >= max(5, count // 20), "too little was learnt for the kills to have met anything"
 

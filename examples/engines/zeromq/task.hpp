@@ -74,11 +74,13 @@ public:
         write(name, text);
         return {name, text.size(), sched::detail::checksum(text)};
     }
-    /// What is named, if it is what it was. The name came from another process: it must lie among the payloads.
-    std::string get(const payload_ref& p) const {
+    /// What the call's sequence `place` names, if it is what it was. The name came from another process: it must lie
+    /// among the payloads. Throws lost_payloads where the file is gone.
+    std::string get(const payload_ref& p, std::size_t place) const {
         const bool plain = p.where.rfind("payload/", 0) == 0 &&
                            p.where.find_first_not_of("abcdefghijklmnopqrstuvwxyz0123456789/") == std::string::npos;
         if (!plain) throw std::runtime_error("'" + p.where + "' is no payload's name");
+        if (!std::filesystem::exists(root_ / p.where)) throw sched::lost_payloads({place}, p.where + " is gone");
         std::string text = read(p.where);
         if (text.size() != p.bytes || sched::detail::checksum(text) != p.checksum)
             throw std::runtime_error(p.where + " is not what it was");
@@ -155,7 +157,7 @@ public:
         if (quantum_ > 0) std::this_thread::sleep_for(std::chrono::duration<double>(quantum_));
         std::vector<std::shared_ptr<const payload_ref>> r;
         for (const rolled_ptr& p : rolled) {
-            std::istringstream in(folder_.get(*p));
+            std::istringstream in(folder_.get(*p, r.size()));
             std::uint64_t score = 7, version = 0, token = 0;
             while (in >> version >> token) score = mix(score, token);
             std::string name = p->where; // …/r<attempt>
@@ -181,8 +183,9 @@ public:
         if (quantum_ > 0) std::this_thread::sleep_for(std::chrono::duration<double>(quantum_));
         std::uint64_t hash = folder_.weights_hash(call.from.job);
         std::ostringstream made;
-        for (const auto& v : batch) {
-            std::istringstream response(folder_.get(*v.rolled)), score(folder_.get(*v.scored));
+        for (std::size_t i = 0; i < batch.size(); ++i) {
+            const auto& v = batch[i];
+            std::istringstream response(folder_.get(*v.rolled, i)), score(folder_.get(*v.scored, i));
             std::uint64_t version = 0, token = 0, tokens = 7, scored = 0;
             while (response >> version >> token) tokens = mix(tokens, token);
             if (!(score >> scored) || scored != tokens) throw std::runtime_error("a score is of another response");

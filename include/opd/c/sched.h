@@ -104,15 +104,17 @@ typedef struct opd_scheduler_settings {
     double learner_deadline;
     double sync_deadline;
     /* of the metrics */
-    int64_t warmup;          /* updates that the throughput leaves out; 0: 5 */
-    int64_t lag_bound;       /* lags beyond it share a bin; 0: 1024 */
-    int64_t earlier_updates; /* optimizer updates in each version before first_version; 0: 1; OPD_ZERO: 0 */
+    int64_t warmup;           /* updates that the throughput leaves out; 0: 5 */
+    int64_t lag_bound;        /* lags beyond it share a bin; 0: 1024 */
+    int64_t earlier_updates;  /* optimizer updates in each version before first_version; 0: 1; OPD_ZERO: 0 */
+    int32_t payload_attempts; /* losses of what was drawn of a sequence before it fails for good; 0: 10 */
+    int32_t reserved;         /* 0 */
 } opd_scheduler_settings;
 
 /* ---- events and actions */
 
 typedef enum {
-    OPD_EVENT_WORKER_UP = 0,      /* stage, worker, incarnation, slots: a new life; or of this one, other slots */
+    OPD_EVENT_WORKER_UP = 0, /* stage, worker, incarnation, slots: a new life; or of this one, other slots */
     OPD_EVENT_WORKER_DOWN = 1,
     OPD_EVENT_ROLLED_OUT = 2,     /* ticket, versions */
     OPD_EVENT_ROLLOUT_FAILED = 3, /* ticket */
@@ -127,10 +129,12 @@ typedef enum {
     OPD_EVENT_TICK = 12,          /* nothing but time passes */
     OPD_EVENT_PAUSE = 13,         /* nothing new starts */
     OPD_EVENT_RESUME = 14,
-    OPD_EVENT_PARK = 15,   /* ticket: it is to be parked */
-    OPD_EVENT_RESIZE = 16, /* count: permits M */
-    OPD_EVENT_CLOSE = 17,  /* nothing new is admitted; what is outstanding is finished */
-    OPD_EVENT_STOP = 18    /* everything outstanding is given up */
+    OPD_EVENT_PARK = 15,        /* ticket: it is to be parked */
+    OPD_EVENT_RESIZE = 16,      /* count: permits M */
+    OPD_EVENT_CLOSE = 17,       /* nothing new is admitted; what is outstanding is finished */
+    OPD_EVENT_STOP = 18,        /* everything outstanding is given up */
+    OPD_EVENT_PAYLOAD_LOST = 19 /* tickets, or ticket if there are none: what they drew, or its score, cannot be had any
+                                   more; job: of the call that found so, to a train call the answer; else 0 */
 } opd_event_kind;
 
 /* What a driver tells the scheduler. Members that the kind does not name are not read: leave them 0. */
@@ -218,7 +222,7 @@ typedef struct opd_scheduler_counters {
     int64_t admitted, consumed, consumed_tokens, failed;
     int64_t failed_by[OPD_FAILURES]; /* by opd_failure */
     int64_t retries, preempted, restarts, parked, late, duplicates, lost_workers, lost_weights, updates, short_batches,
-        empty_batches;
+        empty_batches, lost_payloads;
 } opd_scheduler_counters;
 /* Running totals: opd/sched/scheduler.hpp says what each is. */
 OPD_C_API int opd_scheduler_totals(opd_scheduler* scheduler, opd_scheduler_counters* counters);
@@ -440,9 +444,10 @@ typedef struct opd_ledger {
     int64_t steps, sequences; /* updates, and what they consumed */
     int64_t version, permits; /* at the end */
     double seconds;           /* of virtual time */
+    /* Whole tokens, each in one figure (opd/sched/meters/token_ledger.hpp): generated is the sum of the others. */
     double generated_tokens, consumed_tokens;
-    double discarded_tokens;   /* by the schedule: aborted, or rolled out and given up or started again */
-    double lost_tokens;        /* with their worker, in the middle of a response */
+    double discarded_tokens;   /* by the rules: too stale, or begun anew because the weights changed */
+    double lost_tokens;        /* by faults: of attempts that failed, missed a deadline or ended with their worker */
     double outstanding_tokens; /* of sequences that are under way at the end */
     double lag_mean[4], lag_max[4];
     double busy_seconds[3]; /* by opd_stage; of rollout the mean over workers */

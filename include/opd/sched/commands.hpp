@@ -56,16 +56,18 @@ struct worker_reply {
     std::vector<partial_rollout<Rolled>> prefixes = {};     ///< synced
     std::vector<sched::ticket> tickets = {};                ///< scored: those that have a score
     std::vector<std::shared_ptr<const Scored>> scores = {}; ///< as tickets
-    std::exception_ptr failed = {};                         ///< what the stage threw
-    bool of_hook = false;                                   ///< which threw it
-    bool spared = false;                                    ///< it has no spare work left
+    std::vector<sched::ticket> lost =
+        {}; ///< score_failed, scored, learn_failed, rollout_failed: whose payloads cannot be had
+    std::exception_ptr failed = {}; ///< what the stage threw
+    bool of_hook = false;           ///< which threw it
+    bool spared = false;            ///< it has no spare work left
     /// Tokens of attempts that it let go of: for an observer in this process, and in no message.
     std::vector<std::pair<sched::ticket, std::int64_t>> drawn = {};
 
     /// All but `drawn`; of `failed` the text.
     template <class A>
     void fields(A& a) {
-        a(what, prefixes, tickets, of_hook, spared);
+        a(what, prefixes, tickets, lost, of_hook, spared);
         detail::pointer_fields(a, sequence);
         detail::list_fields(a, scores, [&](auto& p) { detail::pointer_fields(a, p); });
         detail::exception_fields(a, failed);

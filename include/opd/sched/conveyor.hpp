@@ -88,12 +88,13 @@ public:
     using snapshot_type = run_snapshot<Rolled, Scored>;
 
     /// A new attempt, of a sequence whose first token is of `start`. Returns what it has drawn before, if it goes on
-    /// from that.
-    std::shared_ptr<const Rolled> start(const ticket& t, version_t start) {
+    /// from that. `keeps`: the scheduler knows of tokens that were parked; else none are gone on from.
+    std::shared_ptr<const Rolled> start(const ticket& t, version_t start, bool keeps = true) {
         payload& p = at(t.slot);
         // a prefix that was parked, or of before a snapshot, unless the sequence was made to start again since: then
         // at another version
-        const bool goes_on = (p.resumed || p.parked) && p.what.ticket.sample == t.sample && p.what.start == start;
+        const bool goes_on =
+            (p.resumed || (p.parked && keeps)) && p.what.ticket.sample == t.sample && p.what.start == start;
         const bool parked = goes_on && p.parked;
         auto prefix = goes_on ? std::move(p.prefix) : nullptr;
         p = {};

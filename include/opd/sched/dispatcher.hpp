@@ -31,6 +31,7 @@
 //                  weights of a lower job than the installed ones
 //   payloads       are keyed by slot, sample and attempt, and kept only if attempt and life are the present ones
 //   deadlines      cover what never comes: set all six in `settings` (0, none, by default)
+//   payloads that cannot be had any more are said to be so: payload_lost{tickets}
 //   publications   have their job's name and outlive their learner: keep them from job needed_from() on. If one is lost
 //                  with its source, say weights_lost{job}
 //   snapshots      scheduler.snapshot() is saved with the payloads at a `step`. After a restart restore(),
@@ -41,6 +42,7 @@
 #include <cstdint>
 #include <exception>
 #include <memory>
+#include <span>
 #include <utility>
 #include <vector>
 
@@ -92,7 +94,8 @@ public:
         case action::kind::start:
             c.what = kind::start;
             c.ticket = a.ticket;
-            c.prefix = payloads_.start(a.ticket, scheduler_.start_of(a.ticket));
+            c.prefix =
+                payloads_.start(a.ticket, scheduler_.start_of(a.ticket), scheduler_.versions_of(a.ticket).tokens > 0);
             break;
         case action::kind::abort:
         case action::kind::park:
@@ -132,6 +135,10 @@ public:
         event e = r.what;
         e.tickets = r.tickets;
         const bool kept = lives(e), parked = e.what == event::kind::parked;
+        if (kept && !r.lost.empty()) { // first of all: then the call's failure is nobody else's
+            event gone = event::payload_lost(std::span<const ticket>(r.lost), e.job);
+            if (!offer(gone, now, carrier)) return;
+        }
         auto before = kept ? keep(r) : nullptr;
         if (offer(e, now, carrier) || !kept || !(parked || e.what == event::kind::rolled_out)) return;
         if (parked) payloads_.parked(e.ticket, std::move(before));

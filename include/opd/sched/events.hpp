@@ -19,6 +19,7 @@
 //   lost{stage, worker}    it missed a deadline    worker_up of its next life, when it is back
 //   step{version, consumed}    for information: these were consumed, the version is now this, the gate is open again
 //   fail{ticket, why}          for information: this sequence was given up
+//   (of its own accord, or before the answer to score or train)      payload_lost{tickets}: they are drawn again
 //   finished                   nothing is outstanding and nothing will come; scheduler.failed() says whether a stage is why
 //
 // Every message of a worker, and every action for one, says of which of its lives (incarnations) it is; tickets say
@@ -54,9 +55,11 @@ struct event {
         park,   ///< ticket: it is to be parked. Nothing happens if that attempt does not run, or is to let go already
         resize, ///< count: permits M, from batch to what the settings allow
         close,  ///< nothing new is admitted; what is outstanding is finished, the last batch may be short
-        stop    ///< everything outstanding is given up; an update that was made is still consumed
+        stop,   ///< everything outstanding is given up; an update that was made is still consumed
+        payload_lost ///< tickets, or ticket if there are none: what those attempts drew, or its score, cannot be had any
+                     ///< more; job: of the call that found so, if one did. To a train call it is the answer
     };
-    friend constexpr kind last_of(kind) { return kind::stop; }
+    friend constexpr kind last_of(kind) { return kind::payload_lost; }
     kind what = kind::tick;
     sched::stage stage = sched::stage::rollout; ///< of the worker
     std::int32_t worker = -1;
@@ -119,6 +122,16 @@ struct event {
         return by(kind::synced, sched::stage::rollout, worker, job);
     }
     static event weights_lost(std::uint64_t job) { return by(kind::weights_lost, sched::stage::learner, -1, job); }
+    static event payload_lost(const sched::ticket& t, std::uint64_t job = 0) {
+        event e = of(kind::payload_lost);
+        e.ticket = t, e.job = job;
+        return e;
+    }
+    static event payload_lost(std::span<const sched::ticket> which, std::uint64_t job = 0) {
+        event e = of(kind::payload_lost);
+        e.tickets = which, e.job = job;
+        return e;
+    }
     static event of(kind k, index_t count = 0) {
         event e;
         e.what = k, e.count = count;

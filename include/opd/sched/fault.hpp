@@ -19,13 +19,15 @@ struct fault {
         twice,   ///< answers, and again `after` seconds later
         partial, ///< scoring only: of the tickets those are scored whose bit is set in `which` (position modulo 64)
         death,   ///< its worker dies `after` seconds after the start, is seen to, and returns `back` seconds later
-        silence  ///< as death, but nobody is told: only deadlines find out
+        silence, ///< as death, but nobody is told: only deadlines find out
+        gone ///< scoring, training: at its end it finds that payloads are lost, by `which` as partial; a scoring call
+             ///< answers of the others. Somebody says so of the first of them `after` seconds later again
     };
-    friend constexpr kind last_of(kind) { return kind::silence; }
+    friend constexpr kind last_of(kind) { return kind::gone; }
     kind what = kind::none;
     double after = 0;
-    double back = forever; ///< death, silence
-    std::uint64_t which = 0;
+    double back = forever;   ///< death, silence
+    std::uint64_t which = 0; ///< partial, gone
 };
 
 namespace detail {

@@ -31,7 +31,7 @@
 //
 // Whoever speaks is believed what it says within its session and no more. A ticket that its worker was not given, or
 // has answered, is counted and dropped; versions that it cannot have are a failed attempt; a score for a sequence
-// that it was not asked about, another worker's word, or bytes that are no message end the session. Who may speak at
+// that it was not asked about, or its loss, another worker's word, or bytes that are no message end the session. Who may speak at
 // all is the transport's to say (keys).
 //
 // It offers no spare work (stages.hpp), and asks for no prefixes at a snapshot: what was in rollout starts again.
@@ -210,7 +210,7 @@ private:
         double heard = 0, ended = 0;
         remote_link link;
         std::vector<ticket> lanes; // what was started on each
-        std::vector<call> calls;   // of a teacher, not answered
+        std::vector<call> calls;   // of a teacher or the learner, not answered
     };
 
     remote_driver(Scheduler s, const remote_options& options, std::uint64_t epoch, Transport& transport, Hooks& hooks)
@@ -409,6 +409,9 @@ private:
         needs(e.stage == p.stage && e.worker == p.number && e.incarnation == p.life, "is another worker's to say");
         const bool has = r.sequence != nullptr, of_rollout = p.stage == stage::rollout;
         needs(r.tickets.empty() || e.what == kind::scored, "has scores that nobody asked for");
+        needs(r.lost.empty() || e.what == kind::scored || e.what == kind::score_failed ||
+                  e.what == kind::learn_failed || e.what == kind::rollout_failed,
+              "has lost what it was not asked about");
         needs(std::isfinite(e.versions.mean), "has a mean version that is no number");
         switch (e.what) {
         case kind::worker_up:
@@ -450,16 +453,25 @@ private:
                 ++counts_.late;
                 return false;
             }
+            for (const ticket& t : r.lost)
+                if (t != e.ticket) throw invalid_input("message", "has lost a sequence that it was not asked about");
             p.lanes[lane] = {};
             return true;
         }
         case kind::scored:
-        case kind::score_failed: {
+        case kind::score_failed:
+        case kind::learned:
+        case kind::learn_failed: {
             const auto it = std::find_if(p.calls.begin(), p.calls.end(), [&](const call& c) { return c.job == e.job; });
             if (it == p.calls.end()) {
                 ++counts_.late;
                 return false;
             }
+            for (const ticket& t : r.lost)
+                if (std::none_of(it->tickets.begin(), it->tickets.end(), [&](const ticket& x) { // the worker is no more
+                        return x.sample == t.sample && x.slot == t.slot && x.attempt == t.attempt;
+                    }))
+                    throw invalid_input("message", "has lost a sequence that it was not asked about");
             auto next = it->tickets.begin();
             for (const ticket& t : r.tickets) {
                 next = std::find(next, it->tickets.end(), t);
@@ -505,9 +517,15 @@ private:
                 post(stage::teacher, a.worker, c);
                 break;
             }
-            case action::kind::train:
-                post(stage::learner, a.worker, work_.command(a));
+            case action::kind::train: {
+                const command c = work_.command(a);
+                if (peer* p = of_life(stage::learner, a.worker, a.incarnation)) {
+                    const auto all = work_.actions().of(a);
+                    p->calls.push_back({a.job, {all.begin(), all.end()}});
+                }
+                post(stage::learner, a.worker, c);
                 break;
+            }
             case action::kind::sync: {
                 command c = work_.command(a);
                 const auto all = static_cast<std::int32_t>(sessions_[0].size());

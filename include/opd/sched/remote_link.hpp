@@ -67,7 +67,8 @@ struct remote_options {
 
 /// Where a payload is, for stages that hand theirs on directly: the scheduler's process sees this name, and not the
 /// bytes. A stage stores what it made, answers with the name, and the next one fetches it from there. What is named
-/// must outlive the process that made it (a file, an object store), or the sequence fails with it.
+/// outlives the process that made it (a file, an object store), or the sequence is drawn again: who cannot fetch it
+/// throws lost_payloads (stages.hpp).
 struct payload_ref {
     static constexpr std::size_t longest = 512; ///< bytes of a name
     std::string where = {};

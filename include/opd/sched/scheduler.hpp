@@ -9,7 +9,7 @@
 //               `failed`
 // The learner:  idle -> training -> leaving (finish-first: until nothing is in rollout) -> syncing -> idle
 //               from leaving and syncing to remaking, if the weights are lost with their source: the same batch is
-//               trained again
+//               trained again, but for sequences whose payloads are lost, too
 //
 // After an update the gate is closed first, the weights go to the rollout workers, and only when all that run
 // something have them does the version move, do the permits return and does the gate open: nothing starts on old
@@ -36,7 +36,7 @@
 // batch.
 //
 // The members are defined by topic, in scheduler/: events (what one leads to), admission, rollout, scoring, training,
-// synchronising, workers, snapshots; the invariants in scheduler_checks.hpp.
+// payloads, synchronising, workers, snapshots; the invariants in scheduler_checks.hpp.
 //
 // Conservation, after every event: admitted = waiting + rollout + queued + scoring + ready + training + consumed +
 // failed.
@@ -77,11 +77,12 @@ struct counters {
     std::int64_t updates = 0;                   // optimizer updates, of completed steps
     std::int64_t short_batches = 0;             // smaller than B, empty ones included
     std::int64_t empty_batches = 0;             // all of a whole batch failed: a step that consumes nothing
+    std::int64_t lost_payloads = 0;             // of sequences, which were drawn again or given up
 
     template <class A>
     void fields(A& a) {
         a(admitted, consumed, consumed_tokens, failed, retries, preempted, restarts, parked, late, duplicates,
-          lost_workers, lost_weights, updates, short_batches, empty_batches);
+          lost_workers, lost_weights, updates, short_batches, empty_batches, lost_payloads);
         for (auto& f : failed_by) a(f);
     }
 };
@@ -191,12 +192,12 @@ private:
         std::uint32_t attempt = 0;
         std::int32_t worker = -1, lane = -1; // in rollout
         std::int32_t home = -1;              // the worker that answers its prompt; -1: none yet
-        std::int32_t rollout_failures = 0, teacher_failures = 0;
+        std::int32_t rollout_failures = 0, teacher_failures = 0, payload_losses = 0;
         std::uint64_t batch = 0;      // whole batches: its number
         token_versions versions = {}; // once rolled out; before that of what it had when it was parked
         template <class A>
         void fields(A& a) {
-            a(sample, attempt, worker, lane, home, rollout_failures, teacher_failures, batch, versions);
+            a(sample, attempt, worker, lane, home, rollout_failures, teacher_failures, payload_losses, batch, versions);
         }
     };
     struct job {
@@ -282,9 +283,16 @@ private:
     void park(slot_t s);
     void forget_prefix(slot_t s);
 
+    // --- payloads
+    void on_payload_lost(const event& e, actions& out);
+    void draw_again(slot_t s, actions& out);
+    void into_next_batch(slot_t s);
+
     // --- scoring
     void enqueue(slot_t s, bool in_front);
+    bool may_be_scored(slot_t s) const;
     void one_less_unrolled(batch& b);
+    void one_more_unrolled(batch& b);
     void score(actions& out);
     void on_scored(const event& e, actions& out);
     void call_back(std::uint64_t number, bool charged, actions& out);
@@ -399,6 +407,7 @@ private:
 
 #include "opd/sched/scheduler/admission.hpp"
 #include "opd/sched/scheduler/events.hpp"
+#include "opd/sched/scheduler/payloads.hpp"
 #include "opd/sched/scheduler/rollout.hpp"
 #include "opd/sched/scheduler/scoring.hpp"
 #include "opd/sched/scheduler/snapshots.hpp"

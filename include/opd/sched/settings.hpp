@@ -76,9 +76,10 @@ struct settings {
     index_t teacher_batch = 8;   ///< sequences a scoring call
     double teacher_flush = 0.05; ///< seconds after which a smaller call is made; 0: at once
 
-    int rollout_attempts = 3; ///< failures of a sequence in rollout before it fails for good
-    int teacher_attempts = 3; ///< likewise in scoring
-    int learner_attempts = 1; ///< failures of a train step before its sequences fail
+    int rollout_attempts = 3;  ///< failures of a sequence in rollout before it fails for good
+    int teacher_attempts = 3;  ///< likewise in scoring
+    int learner_attempts = 1;  ///< failures of a train step before its sequences fail
+    int payload_attempts = 10; ///< losses of what was drawn of a sequence before it fails for good
     /// Steps' worth of sequences that fail in a row, nothing being learnt from in between: then the run ends as
     /// failed. 0: it goes on for ever.
     int fruitless_steps = 5;
@@ -127,6 +128,7 @@ inline plan plan_of(const settings& s) {
     at_least("rollout_attempts", s.rollout_attempts, 1);
     at_least("teacher_attempts", s.teacher_attempts, 1);
     at_least("learner_attempts", s.learner_attempts, 1);
+    at_least("payload_attempts", s.payload_attempts, 1);
     at_least("fruitless_steps", s.fruitless_steps, 0);
     for (const auto& [name, count] : {std::pair{"most_workers", s.most_workers}, {"most_slots", s.most_slots}}) {
         at_least(name, count, 1);

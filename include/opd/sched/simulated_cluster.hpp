@@ -34,10 +34,11 @@ struct simulated_cluster {
         s.factor *= draw(factor, seed, draw_of::worker_speed, static_cast<std::uint64_t>(worker));
         return simulated_rollout(s, lanes);
     }
-    void start(simulated_rollout& r, const ticket& t, version_t start) {
+    void start(simulated_rollout& r, const ticket& t, version_t start, bool keeps = true) {
         const auto size = lengths.of(t);
         token_versions had;
-        if (t.slot < parked_.size() && parked_[t.slot].first == t.sample && parked_[t.slot].second.oldest >= start)
+        if (keeps && t.slot < parked_.size() && parked_[t.slot].first == t.sample &&
+            parked_[t.slot].second.oldest >= start)
             had = parked_[t.slot].second;                      // else it was made to start again since
         const auto more = static_cast<double>(had.tokens + 1); // lengths may be drawn by attempt
         r.start(t, std::max(size.response, more), size.prompt, had, budget);

@@ -45,7 +45,8 @@
 // batch again, in another call: it should publish what it has under the name of that call, instead of learning twice
 // from it.
 //
-// A call that fails throws. A call whose stop token is triggered should return or throw soon; what it answers then
+// A call that cannot have what it is about to read throws lost_payloads: those sequences are drawn again, and of a
+// teacher's call the others are asked for at once. A call that fails otherwise throws. A call whose stop token is triggered should return or throw soon; what it answers then
 // counts for nothing. The token is triggered by the thread that runs the driver: a stop callback must not call the
 // driver.
 #pragma once
@@ -55,7 +56,9 @@
 #include <memory>
 #include <optional>
 #include <span>
+#include <stdexcept>
 #include <stop_token>
+#include <string>
 #include <type_traits>
 #include <utility>
 #include <vector>
@@ -64,6 +67,19 @@
 #include "opd/sched/types.hpp"
 
 namespace opd::sched {
+
+/// What a stage throws when payloads cannot be had any more: their holder is gone, their store has dropped them. A
+/// learner throws it before it has learnt from any of the batch.
+class lost_payloads : public std::runtime_error {
+public:
+    /// `which`: sequences, by their place in the call; of start() there is one.
+    explicit lost_payloads(std::vector<std::size_t> which, const std::string& why = "payloads are lost")
+        : std::runtime_error(why), which_(std::move(which)) {}
+    const std::vector<std::size_t>& which() const { return which_; }
+
+private:
+    std::vector<std::size_t> which_;
+};
 
 template <class Rolled>
 struct finished_rollout {

@@ -222,8 +222,8 @@ public:
         return {make_(worker), worker, [step = costs_.step, worker](const work_type& w) { return step(worker, w); },
                 [spare = costs_.spare, worker](const spare_type& w) { return spare(worker, w); }};
     }
-    void start(timed_rollout<Rollout, scored_type>& w, const ticket& t, version_t start) {
-        w.start(t, payloads_.start(t, start));
+    void start(timed_rollout<Rollout, scored_type>& w, const ticket& t, version_t start, bool keeps) {
+        w.start(t, payloads_.start(t, start, keeps));
     }
     void parked(const ticket& t, const token_versions&, std::shared_ptr<const rolled_type> prefix) {
         payloads_.parked(t, std::move(prefix));

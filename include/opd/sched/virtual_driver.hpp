@@ -6,7 +6,8 @@
 //
 //   model, always                              answers
 //     rollout(worker)                          a fresh rollout worker (see rollout_worker)
-//     start(rollout worker, ticket)            starts it there
+//     start(rollout worker, ticket)            starts it there. Or, where sequences are parked, (rollout worker, ticket,
+//                                              version of its start, whether it goes on from what was parked)
 //     teacher(job, worker, tickets)            seconds of a scoring call
 //     learner(job, weights, tickets)           seconds of a train step from those weights
 //     sync(worker, weights)                    seconds of installing them; the worker stands still and keeps what it
@@ -143,6 +144,14 @@ public:
     double next() const {
         if (agenda_.empty() && workers_.only_spare()) return scheduler().next_deadline();
         return std::min({workers_.first_wake().time, first_event().time, scheduler().next_deadline()});
+    }
+    /// f(ticket, tokens of its response at the time t, its prefix included) of all that runs; t: from now() to next().
+    template <class F>
+    void running(double t, F&& f) {
+        for (std::int32_t n = 0; n < workers_.count(stage::rollout); ++n) {
+            const worker& w = workers_.of(stage::rollout, n);
+            if (w.up && !w.silent) w.engine->drawn(!w.installing && t > w.since ? t - w.since : 0.0, f);
+        }
     }
     bool finished() const { return scheduler().finished(); }
     /// Events that the scheduler has taken.
@@ -333,8 +342,11 @@ private:
             w.hung.push_back(t);
             return;
         }
-        if constexpr (requires { model_.start(*w.engine, t, version_t{}); })
-            model_.start(*w.engine, t, scheduler().start_of(t)); // it may go on from what was parked
+        // it may go on from what was parked, if the scheduler has not heard that it is lost
+        if constexpr (requires { model_.start(*w.engine, t, version_t{}, bool{}); })
+            model_.start(*w.engine, t, scheduler().start_of(t), scheduler().versions_of(t).tokens > 0);
+        else if constexpr (requires { model_.start(*w.engine, t, version_t{}); })
+            model_.start(*w.engine, t, scheduler().start_of(t));
         else
             model_.start(*w.engine, t);
         if (f.what == fault::kind::fail) {
@@ -455,7 +467,23 @@ private:
             answer =
                 (part_.empty() ? event::score_failed(r.what.job, number) : event::scored(r.what.job, number, part_))
                     .of_life(r.life);
+        if (r.wrong.what == fault::kind::gone && !bad && !lose(r, tickets, answer)) return true;
         deliver(answer);
+        return true;
+    }
+    // Some of a call's payloads cannot be had. False: so it has no other answer.
+    bool lose(const record& r, std::span<const ticket> tickets, event& answer) {
+        std::vector<ticket> lost;
+        part_.clear();
+        for (std::size_t i = 0; i < tickets.size(); ++i)
+            (r.wrong.which >> (i % 64) & 1 ? lost : part_).push_back(tickets[i]);
+        if (lost.empty()) return true;
+        if (r.wrong.after > 0) reply(now_ + r.wrong.after, event::payload_lost(lost.front(), r.what.job));
+        deliver(event::payload_lost(std::span<const ticket>(lost), r.what.job));
+        if (r.what.stage == stage::learner) return false;
+        answer = part_.empty() ? event::score_failed(r.what.job, r.what.worker)
+                               : event::scored(r.what.job, r.what.worker, part_);
+        answer.incarnation = r.life;
         return true;
     }
 

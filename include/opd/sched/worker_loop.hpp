@@ -147,6 +147,11 @@ public:
             default:
                 return;
             }
+        } catch (const lost_payloads&) {
+            if (c.what == kind::start)
+                r.lost.push_back(c.ticket);
+            else
+                r.failed = std::current_exception();
         } catch (...) {
             r.failed = std::current_exception();
         }
@@ -358,6 +363,36 @@ void run_rollout(rollout_actor<Stage, Scored>& w, Channel& channel) {
     }
 }
 
+namespace detail {
+/// f of what is lost of a call, each once, by its place, the last first. False: the exception names nothing of it.
+template <class List, class F>
+bool take_out(const lost_payloads& e, List& call, F&& f) {
+    std::vector<std::size_t> which = e.which();
+    std::sort(which.begin(), which.end(), std::greater<>());
+    which.erase(std::unique(which.begin(), which.end()), which.end());
+    if (which.empty() || which.front() >= call.size()) return false;
+    for (const std::size_t i : which) f(call[i]);
+    return true;
+}
+/// The scores of what is there; what is not goes from the call to `lost`.
+template <class Stage, class Command>
+auto score_what_is_there(Stage& stage, Command& c, std::vector<ticket>& lost, const std::stop_token& stop) {
+    using list = std::span<const typename decltype(c.sequences)::value_type>;
+    for (;;) try {
+            using scores = decltype(stage.score(list(c.sequences), stop));
+            return c.sequences.empty() ? scores{} : stage.score(list(c.sequences), stop);
+        } catch (const lost_payloads& e) {
+            const bool named = take_out(e, c.sequences, [&](auto& p) {
+                const auto i = &p - c.sequences.data();
+                lost.push_back(c.tickets[static_cast<std::size_t>(i)]);
+                c.sequences.erase(c.sequences.begin() + i);
+                c.tickets.erase(c.tickets.begin() + i);
+            });
+            if (!named) throw;
+        }
+}
+} // namespace detail
+
 /// A teacher: one call after the other.
 template <class Stage, class Rolled, class Channel>
     requires teacher_stage<Stage, Rolled>
@@ -378,7 +413,7 @@ void run_teacher(Stage& stage, std::int32_t number, Channel& channel) {
                 continue;
             } else {
                 try {
-                    auto scores = stage.score(std::span<const std::shared_ptr<const Rolled>>(c.sequences), stop);
+                    auto scores = detail::score_what_is_there(stage, c, r.lost, stop);
                     if (scores.size() != c.tickets.size())
                         throw std::logic_error("opd: a teacher scored " + std::to_string(scores.size()) + " of " +
                                                std::to_string(c.tickets.size()) +
@@ -429,6 +464,10 @@ void run_learner(Stage& stage, Channel& channel) {
                     const auto updates =
                         stage.train(std::span<const sequence_view<Rolled, Scored>>(c.batch), c.call, stop);
                     r.what = event::learned(c.call.job, static_cast<index_t>(updates)).of_life(life);
+                } catch (const lost_payloads& e) {
+                    if (!detail::take_out(e, c.batch, [&](auto& v) { r.lost.push_back(v.ticket); }))
+                        r.failed = std::current_exception();
+                    r.what = event::learn_failed(c.call.job).of_life(life);
                 } catch (...) {
                     r.failed = std::current_exception();
                     r.what = event::learn_failed(c.call.job).of_life(life);

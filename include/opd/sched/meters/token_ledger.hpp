@@ -10,7 +10,7 @@
 //   learnt       of sequences that an update has consumed
 //   discarded    by the rules: too stale (drop, retry), or begun anew because the weights changed (abort, finish-first)
 //   lost         by faults: of attempts that failed, missed their deadline, were answered too late or ended with their
-//                worker; of sequences that were given up after too many faults
+//                worker; of sequences whose payloads were lost, or that were given up after too many faults
 //   outstanding  complete responses and prefixes that no update has consumed yet, and what a stop gave up
 //   brought      what a resumed run began with
 //   regenerated  of discarded and lost: those whose sequence was started again
@@ -95,11 +95,24 @@ public:
         throw_away(t, a, generate(a, tokens));
     }
 
+    /// The run ends while this attempt runs, having drawn so many: they are outstanding.
+    void under_way(const ticket& t, std::int64_t tokens, double time) {
+        if (const auto at = attempts_.find({t.sample, t.attempt}); at != attempts_.end())
+            if (at->second.end == fate::running) at->second.end = fate::stopped;
+        drawn(t, tokens, time);
+    }
+
     template <class Scheduler>
     void event(double t, const sched::event& e, const actions& out, const Scheduler& now) {
         clock_.advance(t);
         if (!std::exchange(any_, true)) begin_with(now);
         answer(e, out, now);
+        if (e.what == sched::event::kind::payload_lost)
+            now.for_each([&](const auto& q) {
+                held* h = q.where == place::rollout ? nullptr : find(q.ticket);
+                if (h && h->tokens > 0 && now.versions_of(q.ticket).tokens == 0 && names(e, q.ticket.sample))
+                    forget(*h, fate::lost);
+            });
         if (const std::int64_t n = now.totals().restarts; n != restarts_) {
             restarts_ = n;
             now.for_each([&](const auto& q) {
@@ -154,6 +167,10 @@ private:
         std::int64_t tokens = 0, thrown = 0;
     };
 
+    static bool names(const sched::event& e, sample_t n) {
+        return (e.tickets.empty() && e.ticket.sample == n) ||
+               std::any_of(e.tickets.begin(), e.tickets.end(), [&](const ticket& t) { return t.sample == n; });
+    }
     held* find(const ticket& t) {
         if (t.slot >= held_.size() || !held_[t.slot].used || held_[t.slot].sample != t.sample) return nullptr;
         return &held_[t.slot];

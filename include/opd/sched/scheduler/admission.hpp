@@ -61,11 +61,14 @@ inline void scheduler::feed_batches() {
     const std::uint64_t next = first_batch_ + batches_.size();
     if (static_cast<version_t>(next) > version() + plan_.depth || wanted() == 0) return;
     if (!rollout_empty()) return;
+    // less than a batch where the last step left some of its own to the next
+    const index_t free = ledger_.free() / settings_.group * settings_.group;
+    if (free == 0) return;
     if (!plan_.overlap)
         for (const batch& b : batches_)
             if (b.unscored > 0) return;
     batch b;
-    for (index_t n = std::min(plan_.batch, wanted()); n > 0; --n) {
+    for (index_t n = std::min({plan_.batch, wanted(), free}); n > 0; --n) {
         const slot_t s = admit();
         sequences_[s].batch = next;
         b.slots.push_back(s);

@@ -96,6 +96,9 @@ inline void scheduler::take(const event& e, actions& out) {
     case kind::stop:
         on_stop(out);
         break;
+    case kind::payload_lost:
+        on_payload_lost(e, out);
+        break;
     }
 }
 

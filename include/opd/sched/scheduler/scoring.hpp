@@ -23,11 +23,23 @@ inline void scheduler::enqueue(slot_t s, bool in_front) {
         queue_.push(s);
 }
 
+// Whole batches wait until nothing of them is left to be rolled out.
+inline bool scheduler::may_be_scored(slot_t s) const {
+    return plan_.streaming || batches_[sequences_[s].batch - first_batch_].unrolled == 0;
+}
+
 // Once none is left the batch goes to the teacher.
 inline void scheduler::one_less_unrolled(batch& b) {
     if (--b.unrolled > 0) return;
     for (const slot_t s : b.slots)
         if (place_of(s) == place::queued) queue_.push(s);
+}
+
+// One of it is to be rolled out again: what has not gone to the teacher waits for it.
+inline void scheduler::one_more_unrolled(batch& b) {
+    if (b.unrolled++ > 0) return;
+    for (const slot_t s : b.slots)
+        if (place_of(s) == place::queued) queue_.erase(s);
 }
 
 inline void scheduler::score(actions& out) {
@@ -105,7 +117,7 @@ inline void scheduler::teacher_fault(slot_t s, actions& out, bool charged) {
     }
     ++totals_.retries;
     ledger_.queued(s);
-    enqueue(s, true);
+    if (may_be_scored(s)) enqueue(s, true);
 }
 
 } // namespace opd::sched

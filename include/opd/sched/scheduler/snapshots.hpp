@@ -49,7 +49,7 @@ inline scheduler scheduler::restore(const sched::settings& s, std::string_view s
     r.totals_.fields(counted);
     counted(r.cursor_, r.next_job_, r.training_updates_, r.fruitless_);
     failures(r.training_failures_);
-    for (const sequence& q : r.sequences_) failures(q.rollout_failures, q.teacher_failures);
+    for (const sequence& q : r.sequences_) failures(q.rollout_failures, q.teacher_failures, q.payload_losses);
     detail::needs(counted.holds && failures.holds, "a count is none");
     try {
         r.check_invariants();
@@ -81,13 +81,15 @@ inline void scheduler::abandon_workers(bool keep_prefixes, bool reopen) {
     if (phase_ != phase::idle) put_training_back();
     phase_ = phase::idle;
     training_job_ = 0;
+    target_ = weights_;
     ledger_.reopen_gate();
     roster_.clear();
     for (sequence& q : sequences_) q.home = -1;
     for (std::size_t j = jobs_.size(); j-- > 0;)
         for (std::size_t i = jobs_[j].slots.size(); i-- > 0;) {
-            ledger_.queued(jobs_[j].slots[i]);
-            queue_.push_front(jobs_[j].slots[i]);
+            const slot_t s = jobs_[j].slots[i];
+            ledger_.queued(s);
+            if (may_be_scored(s)) queue_.push_front(s);
         }
     jobs_.clear();
     for (const slot_t s : waiting_) // nobody has those tokens, or they are of the version that never came

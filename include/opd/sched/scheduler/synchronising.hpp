@@ -15,7 +15,9 @@ namespace opd::sched {
 // True when a step was completed.
 inline bool scheduler::synchronise(actions& out) {
     if (phase_ == phase::leaving) {
-        if (plan_.update == weight_update::finish_first) {
+        // weights that are made again went out before, when nothing ran: some have them, so nothing may start
+        const bool again = target_.version > version();
+        if (plan_.update == weight_update::finish_first && !again) {
             if (!plan_.streaming) start_waiting(out); // admitted before the update: its version is this one
             if (where().rollout > 0 || (!plan_.streaming && where().waiting > 0)) return false;
         }

@@ -44,7 +44,8 @@ inline bool scheduler::pick_batch() {
     }
     if (batches_.empty() || batches_.front().unscored > 0) return false;
     const std::uint64_t ahead = first_batch_ + static_cast<std::uint64_t>(plan_.depth);
-    const bool all_started = first_batch_ + batches_.size() > ahead || closed_ || wanted() == 0;
+    const bool all_started =
+        first_batch_ + batches_.size() > ahead || closed_ || wanted() == 0 || ledger_.free() < settings_.group;
     if (!all_started) return false;
     if (!plan_.overlap)
         for (const batch& b : batches_)
