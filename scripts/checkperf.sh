@@ -41,7 +41,7 @@ if [ "$(cat "$before/commit" 2>/dev/null)" != "$commit" ]; then
     echo "$commit" >"$before/commit"
 fi
 if [ ${#programs[@]} = 0 ]; then
-    for program in bench_dense bench_draw bench_product bench_spec bench_sched; do
+    for program in bench_{dense,draw,hidden,product,sched,spec,teachers,weight_delta}; do
         if [ -e "bench/$program.cpp" ] && [ -e "$before/bench/$program.cpp" ]; then programs+=("$program"); fi
     done
 fi
@@ -71,6 +71,9 @@ for program in "${programs[@]}"; do
     case $program in
     bench_dense) quick=(--quick --threads=1) ;;
     bench_draw) quick=(--quick) ;;
+    bench_hidden) quick=(--rows=64) ;;
+    bench_teachers) quick=(16 151936 9) ;; # rows, ids, rounds
+    bench_weight_delta) quick=(60 5) ;;    # million elements, turns
     bench_sched) quick=(--benchmark_min_time=.1 --benchmark_filter=-simulator) ;;
     *) quick=(--benchmark_min_time=.1) ;;
     esac
