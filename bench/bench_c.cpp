@@ -10,6 +10,7 @@
 #include <functional>
 #include <limits>
 #include <random>
+#include <string>
 #include <vector>
 
 #include "c/tensors.hpp"
@@ -46,7 +47,7 @@ pair in_turns(const std::function<void()>& cpp, const std::function<void()>& c, 
 }
 
 template <class T>
-void dense(const char* type, index_t n, index_t v, const char* name, const any_dense& d) {
+void dense(bench::results& out, const char* type, index_t n, index_t v, const char* name, const any_dense& d) {
     std::mt19937 random(1);
     std::normal_distribution<float> normal(0, 3);
     bench::array<T> z(n * v), y(n * v), dz(n * v);
@@ -71,6 +72,9 @@ void dense(const char* type, index_t n, index_t v, const char* name, const any_d
                 if (opd_evaluate(&call, &r) != OPD_OK) std::abort();
             },
             n * v < 1000 ? .3 : 2);
+        const std::string row =
+            std::string(name) + ", " + type + ", " + std::to_string(n) + " rows of " + std::to_string(v);
+        out.add(row + ", C++", p.cpp), out.add(row + ", C", p.c);
         std::printf("%-12s %-9s N %5td V %7td   C++ %11.3f us   C %11.3f us   ratio %.3f   more %.0f ns\n", name, type,
                     n, v, 1e6 * p.cpp, 1e6 * p.c, p.c / p.cpp, 1e9 * (p.c - p.cpp));
     });
@@ -78,12 +82,14 @@ void dense(const char* type, index_t n, index_t v, const char* name, const any_d
 
 } // namespace
 
-int main() {
+int main(int argc, char** argv) {
+    bench::results out(argc, argv);
     std::printf("%s\n", opd_config());
     for (const index_t v : {index_t{8}, index_t{151936}}) {
-        dense<float>("float32", v > 1000 ? 16 : 1, v, "reverse_kl", {choice::objective::reverse_kl});
-        dense<float>("float32", v > 1000 ? 16 : 1, v, "forward_kl", {choice::objective::forward_kl});
-        dense<float>("float32", v > 1000 ? 16 : 1, v, "jsd", {choice::objective::jsd, .5, .5});
-        dense<bfloat16>("bfloat16", v > 1000 ? 16 : 1, v, "reverse_kl", {choice::objective::reverse_kl});
+        dense<float>(out, "float32", v > 1000 ? 16 : 1, v, "reverse_kl", {choice::objective::reverse_kl});
+        dense<float>(out, "float32", v > 1000 ? 16 : 1, v, "forward_kl", {choice::objective::forward_kl});
+        dense<float>(out, "float32", v > 1000 ? 16 : 1, v, "jsd", {choice::objective::jsd, .5, .5});
+        dense<bfloat16>(out, "bfloat16", v > 1000 ? 16 : 1, v, "reverse_kl", {choice::objective::reverse_kl});
     }
+    out.write();
 }

@@ -6,7 +6,7 @@
 // `dd bs=1M conv=fsync` does: that is `plain`. A set syncs every shard, and the index and the folder after it: so
 // `synced` is plain in files of 64 MiB, each of them synced.
 //
-//   bench_data [folder] [MiB] [turns] [--form=given|packed]     prints a table, and no JSON
+//   bench_data [folder] [MiB] [turns] [--form=given|packed]     prints a table; --benchmark_out=FILE too
 //   bench_data [folder] --tokens=N [--form=…] [--disk=MiB]      one set of N tokens, read while it is written; see below
 //
 //   write     rollout_writer: checks, packs, checksums, syncs and names every shard of 64 MiB
@@ -41,6 +41,7 @@
 #include <unistd.h>
 #include <vector>
 
+#include "harness.hpp"
 #include "opd/data/rollout_reader.hpp"
 #include "opd/data/rollout_writer.hpp"
 
@@ -153,7 +154,7 @@ struct measured {
     double least_cpu() const { return *std::min_element(cpu.begin(), cpu.end()); }
 };
 
-void table(const std::string& root, double mib, int turns, bool packed) {
+void table(const std::string& root, double mib, int turns, bool packed, bench::results& out) {
     const auto sequences =
         std::max<index_t>(1, index_t(mib * (1 << 20) / (packed ? packed_bytes_of_token : given_bytes) / double(rows)));
     const std::string set = root + "/set", plain = root + "/plain";
@@ -199,6 +200,7 @@ void table(const std::string& root, double mib, int turns, bool packed) {
         if (times.find(what) == times.end()) continue;
         const measured &ours = times[what], &theirs = times[std::string("plain ") + what];
         const double time = median(ours.wall), their_time = median(theirs.wall);
+        out.add(std::string(what) + (packed ? ", packed" : ", as given"), time);
         std::printf("  %-9s %7.0f  %9.0f  %8.0f  %8.2f  %8.2f  %9.3f  %8.3f\n", what, size / time, delivered / time,
                     size / their_time, their_time / time, theirs.best() / ours.best(), ours.least_cpu() * 1e3 / size,
                     theirs.least_cpu() * 1e3 / size);
@@ -326,6 +328,7 @@ void simulate(const std::string& root, index_t all_tokens, bool packed, double m
 } // namespace
 
 int main(int argc, char** argv) {
+    bench::results out(argc, argv);
     std::vector<std::string> given; // but what scripts/bench.sh says to Google Benchmark
     std::map<std::string, std::string> options;
     for (int i = 1; i < argc; ++i) {
@@ -345,8 +348,9 @@ int main(int argc, char** argv) {
             simulate(root, index_t(std::atof(options["--tokens"].c_str())), packed,
                      options.count("--disk") != 0 ? std::atof(options["--disk"].c_str()) : 3072);
         else
-            table(root, mib, turns, packed);
+            table(root, mib, turns, packed, out);
     }
     if (options.count("--tokens") == 0) memory(root, mib);
     fs::remove_all(root);
+    out.write();
 }

@@ -82,7 +82,7 @@ double dot_product_gain() {
 
 /// Amx: heads for the processor's matrix tiles.
 template <class E, bool Amx = false>
-void run(int threads, int samples, index_t of_teacher, const std::vector<index_t>& all) {
+void run(bench::results& out, int threads, int samples, index_t of_teacher, const std::vector<index_t>& all) {
     const index_t most = *std::max_element(all.begin(), all.end());
     const bench::array<E> x(most * width), w(vocab * width), h(most * of_teacher), head(vocab * of_teacher);
     const bench::array<float> dx(most * width), dw(vocab * width);
@@ -119,6 +119,7 @@ void run(int threads, int samples, index_t of_teacher, const std::vector<index_t
             std::printf("%6ld %-28s %10.3f %10.1f %10.3f %12.0f\n", static_cast<long>(n), name, median(seconds), rate,
                         median(shares), static_cast<double>(bytes) * 1e-6);
             std::fflush(stdout);
+            out.add(std::string(name) + ", " + std::to_string(n) + " rows", median(seconds));
         };
         const double forward = unit * static_cast<double>(width + of_teacher);
         row("forward", forward, opd::workspace_bytes(be, value, known, opd::reverse_kl{}),
@@ -148,6 +149,7 @@ void run(int threads, int samples, index_t of_teacher, const std::vector<index_t
 } // namespace
 
 int main(int argc, char** argv) {
+    bench::results out(argc, argv);
     int threads = 1, samples = 3;
     bool brain = false, amx = false;
     index_t of_teacher = 4096;
@@ -177,8 +179,9 @@ int main(int argc, char** argv) {
     if (brain) std::printf("bfloat16 dot products: %.2f times the multiply-adds of float\n", dot_product_gain());
 #endif
     const auto measure = [&](auto with_amx) {
-        brain ? run<opd::bfloat16, with_amx()>(threads, samples, of_teacher, all)
-              : run<float, with_amx()>(threads, samples, of_teacher, all);
+        brain ? run<opd::bfloat16, with_amx()>(out, threads, samples, of_teacher, all)
+              : run<float, with_amx()>(out, threads, samples, of_teacher, all);
     };
     amx ? measure(std::true_type{}) : measure(std::false_type{});
+    out.write();
 }

@@ -2,13 +2,14 @@
 //
 // What a call with two teachers costs beside the two calls that it stands for, gradient included, on one thread:
 //
-//   bench_teachers [rows] [ids] [rounds]        prints a table, and no JSON
+//   bench_teachers [rows] [ids] [rounds]        prints a table; --benchmark_out=FILE too
 //
 // Each round times the first teacher's call, the second one's and the mixture's, one after the other; the ratio is the
 // median of the rounds'. Processor time. Logits are float, in huge pages.
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <string>
 #include <vector>
 
 #include "harness.hpp"
@@ -41,6 +42,7 @@ void fill(const bench::array<float>& to, index_t n, float scale, std::uint64_t s
 } // namespace
 
 int main(int argc, char** argv) {
+    bench::results out(argc, argv);
     std::vector<index_t> given; // but what scripts/bench.sh says to Google Benchmark
     for (int i = 1; i < argc; ++i)
         if (argv[i][0] != '-') given.push_back(std::atoll(argv[i]));
@@ -69,8 +71,11 @@ int main(int argc, char** argv) {
                     name, 1e3 * median(alone), 1e3 * median(both), median(ratio),
                     *std::min_element(both.begin(), both.end()) / *std::min_element(alone.begin(), alone.end()),
                     loss / double(3 * rounds));
+        out.add(std::string(name) + ", two calls", median(alone)),
+            out.add(std::string(name) + ", mixture", median(both));
     };
     std::printf("%lld rows of %lld ids\n", static_cast<long long>(n), static_cast<long long>(v));
     line("reverse_kl", reverse_kl{});
     line("jsd", jsd{});
+    out.write();
 }

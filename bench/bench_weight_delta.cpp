@@ -2,7 +2,7 @@
 //
 // Deltas of bfloat16 weights beside memcpy of as many bytes, in turns, on one thread, memory in huge pages:
 //
-//   bench_weight_delta [million elements] [turns] [share that changes]        prints a table, and no JSON
+//   bench_weight_delta [million elements] [turns] [share that changes]        prints a table; --benchmark_out=FILE too
 //
 //   encode     weight_delta: both versions' checksums, what changed, its codes
 //   goes on    the same by a writer that made the base, and knows its checksums
@@ -55,6 +55,7 @@ void timed(times& to, F&& f) {
 } // namespace
 
 int main(int argc, char** argv) {
+    bench::results out(argc, argv);
     std::vector<std::string> given; // but what scripts/bench.sh says to Google Benchmark
     for (int i = 1; i < argc; ++i)
         if (argv[i][0] != '-') given.emplace_back(argv[i]);
@@ -117,8 +118,10 @@ int main(int argc, char** argv) {
             std::printf("  %-10s least %6.1f ms %6.2f GB/s  ratio %.2f   median %6.1f ms  ratio %.2f\n", what,
                         1e3 * t.least(), double(bytes) / t.least() / 1e9, memcpys.least() / t.least(), 1e3 * t.median(),
                         memcpys.median() / t.median());
+            out.add(std::string(what) + (any_bits ? ", any bits" : ", one rank"), t.median());
         };
         line("memcpy", memcpys), line("encode", encode), line("goes on", goes_on), line("in place", in_place),
             line("to a copy", to_copy);
     }
+    out.write();
 }

@@ -13,6 +13,7 @@
 #include <cstdlib>
 #include <ctime>
 #include <new>
+#include <string>
 #include <thread>
 #include <vector>
 
@@ -133,6 +134,36 @@ public:
 private:
     opd::thread_team& team_;
     double best_ = 0;
+};
+
+/// What --benchmark_out=FILE gets of a program that prints a table: its rows, as Google Benchmark writes them.
+class results {
+public:
+    results(int argc, char** argv) {
+        const std::string option = "--benchmark_out=";
+        for (int i = 1; i < argc; ++i)
+            if (const std::string a = argv[i]; a.starts_with(option)) path_ = a.substr(option.size());
+    }
+    /// A row: a name without quotes, and seconds.
+    void add(const std::string& name, double seconds) {
+        char time[32];
+        std::snprintf(time, sizeof time, "%.9g", seconds);
+        rows_ += (rows_.empty() ? "\n" : ",\n") + ("  {\"name\": \"" + name + "\", \"real_time\": " + time) +
+                 ", \"time_unit\": \"s\"}";
+    }
+    /// Writes the file, if one is asked for; ends the program with 1 where it cannot be written.
+    void write() const {
+        if (path_.empty()) return;
+        std::FILE* const f = std::fopen(path_.c_str(), "w");
+        const bool written = f && std::fprintf(f, "{\"benchmarks\": [%s\n]}\n", rows_.c_str()) > 0;
+        if ((f && std::fclose(f) != 0) || !written) {
+            std::fprintf(stderr, "error: cannot write %s\n", path_.c_str());
+            std::exit(1);
+        }
+    }
+
+private:
+    std::string path_, rows_;
 };
 
 // --- memory limits ----------------------------------------------------------------------------------------------------

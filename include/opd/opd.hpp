@@ -1,8 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Losses and gradients on one machine's CPU, drawing and scoring: the public headers beside this one and in estimators/
-// that need the standard library alone, and the CPU backend (not under nvcc, whose host compiler has no lanes). Not in
-// here:
+// that need the standard library alone, and the CPU backend (not under nvcc, whose host compiler has no lanes). The one
+// call is described in opd/evaluate.hpp:
+//
+//   opd::cpu_backend be{.threads = 2};
+//   opd::evaluate(be, opd::student::logits{opd::view(z, N, V), opd::view(dz, N, V)},
+//                 opd::teacher::dense{opd::view(y, N, V)}, opd::reverse_kl{});
+//
+// Not in here:
 //
 //   opd/sched.hpp                     schedulers, drivers, metrics of a run
 //   opd/spec.hpp                      speculative rollout: verification, drafters, tuners

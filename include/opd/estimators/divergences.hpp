@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The divergences between student p and teacher q at one prefix. Each is a small struct of two functions: the sum of
-// `term` over the vocabulary is the value; `c` is dL/dlog p[v]. With slope = d(value)/dp[v] and c = p·slope:
+// The divergences between student p and teacher q at one prefix:
+//
+//   opd::evaluate(be, student::logits{z, dz}, teacher::dense{y}, jsd{.w = .3, .o = .3});
+//
+// Each is a small struct of two functions: the sum of `term` over the vocabulary is the value; `c` is dL/dlog p[v].
+// With slope = d(value)/dp[v] and c = p·slope:
 //
 //   forward_kl        Σ q (log q - log p)                 slope -q/p                    AsyncOPD eq. 1
 //   reverse_kl        Σ p (log p - log q)                 log p - log q                 AsyncOPD eq. 2-3

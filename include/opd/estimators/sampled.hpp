@@ -3,6 +3,8 @@
 // Divergences from drawn tokens: the gradient of KL(p‖q), or of any other divergence, at a prefix, from a few actions
 // that a behaviour policy mu drew.
 //
+//   opd::evaluate(be, student::logits{z, dz}, teacher::samples{ids, log_mu, log_q}, mc{.surrogate = ppo_clip{}});
+//
 // One rule covers every sampling design, divergence and surrogate. Entries a carry weights w with
 // E[Σ w f(a)] = E_mu[f]; then
 //

@@ -2,6 +2,8 @@
 //
 // Divergences on a support S of k ids a row, from a teacher::support cache. Z_p = Σ_S p, Z_q = Σ_S q.
 //
+//   opd::evaluate(be, student::logits{z, dz}, teacher::support{ids, log_q, log_tail}, tail_bucket{reverse_kl{}});
+//
 //   renormalised{D}   D(p/Z_p, q/Z_q) on S                                   AsyncOPD eq. 8-10
 //     reads z[S] alone: O(k) a row, with a sparse gradient through student::on_support; blind to the mass outside S
 //   tail_bucket{D}    D over S and one bucket that holds the rest

@@ -1,8 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Runs a scheduler on threads. One loop, on the thread of run(), owns the scheduler, the payloads (dispatcher.hpp) and
-// the time. Each worker is a message loop with a mailbox, on a thread of its own (thread_workers.hpp). Threads wait on
-// condition variables; no thread polls.
+// Runs a scheduler on threads:
+//
+//   const settings how{.batch = 16, .schedule = async{.tau = 4}, .sequences = 1600};
+//   thread_driver<my_rollout, my_teacher, my_learner> driver(how);
+//   driver.add_rollout(std::make_shared<my_rollout>(), 8);   // lanes; once a worker. What a stage has: stages.hpp
+//   driver.add_teacher(std::make_shared<my_teacher>());
+//   driver.set_learner(std::make_shared<my_learner>());
+//   const run_report report = driver.run();                  // until all sequences are consumed
+//
+// One loop, on the thread of run(), owns the scheduler, the payloads (dispatcher.hpp) and the time. Each worker is a
+// message loop with a mailbox, on a thread of its own (thread_workers.hpp). Threads wait on condition variables; no
+// thread polls.
 //
 //                         commands
 //           run() ------------------------> mailbox of each worker  -> start, step, install | score | train, hooks
