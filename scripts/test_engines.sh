@@ -3,7 +3,7 @@
 #
 # scripts/test_engines.sh [libopd.so] [--full]: Open MPI 5 in a virtual environment, build/venv-mpi, and twelve runs of opd-mpi
 # that lose a rank (--full: forty). Another with ray in build/venv-engines (or OPD_ENGINES_VENV), and in it what opd.ray
-# promises: its protocol, thirty kills of actors (--full: two hundred), a thousand sequences a second; with torch and
+# promises: its protocol, a killed node, thirty kills of actors (--full: two hundred), a thousand sequences a second; with torch and
 # transformers, where pip can install them, examples/python/distil_ray.py must close a tenth of the divergence. Prints SKIPPED
 # where PyPI or a package cannot be had.
 set -euo pipefail

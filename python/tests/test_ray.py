@@ -3,6 +3,7 @@
 
 import dataclasses
 import importlib.util
+import logging
 import os
 import tempfile
 import time
@@ -74,6 +75,23 @@ class Learner(toy.Learner):
             raise RuntimeError("an update that throws at its end")
         if version == 7 and self.once.first("exit of the learner"):
             os._exit(1)
+
+
+class Heavy(toy.Rollout):
+    """Its payloads stay in the store of its node."""
+
+    def step(self):
+        return [(ticket, (tokens, bytes(200_000)), versions) for ticket, tokens, versions in super().step()]
+
+
+class TeacherOfHeavy(toy.Teacher):
+    def score(self, payloads):
+        return super().score([tokens for tokens, _ in payloads])
+
+
+class LearnerOfHeavy(toy.Learner):
+    def train(self, items, version):
+        super().train([i._replace(payload=i.payload[0]) for i in items], version)
 
 
 class Owner:
@@ -165,6 +183,48 @@ class OnRay(unittest.TestCase):
                 self.run_of(teacher=opd.ray.Workers(toy.Teacher, options={name: 3}))
             with self.assertRaisesRegex(opd.InvalidInput, f"scheduler.options.*{name}"):
                 self.run_of(scheduler={name: 3})
+
+
+class OnNodes(unittest.TestCase):
+    """A cluster of Ray on this machine: its head has the learner and the teacher, each node one rollout worker."""
+
+    def test_a_node_is_killed_and_another_joins(self):
+        from ray.cluster_utils import Cluster
+
+        toy.prepare_ray()
+        quick = {f"health_check_{k}": v for k, v in (("initial_delay_ms", 0), ("period_ms", 500), ("timeout_ms", 2000))}
+        head = {"num_cpus": 4, "resources": {"head": 2, "rollout": 1}, "_system_config": quick}
+        cluster = Cluster(initialize_head=True, head_node_args=head)
+        self.addCleanup(cluster.shutdown)
+        other = cluster.add_node(num_cpus=1, resources={"rollout": 1})
+        ray.init(address=cluster.address, logging_level=logging.ERROR, log_to_driver=False)
+        self.addCleanup(ray.shutdown)
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        at_head = {"resources": {"head": 1}, "num_cpus": 0}
+        run = opd.ray.Run(
+            dataclasses.replace(SETTINGS, sequences=160, rollout_attempts=1, teacher_attempts=1, learner_attempts=1),
+            rollout=opd.ray.Workers(
+                Heavy, (3, 0.01), count=2, slots=6, options={"resources": {"rollout": 1}, "num_cpus": 0}
+            ),
+            teacher=opd.ray.Workers(TeacherOfHeavy, (0.15,), options=at_head),  # responses wait for it
+            learner=opd.ray.Workers(LearnerOfHeavy, (folder.name,), options=at_head),
+        )
+        consumed, nodes, killed = [], 2, None
+        for step in run:
+            consumed += [c.ticket.sample for c in step.consumed]
+            both = all(run.desk.workers[("rollout", n)].up for n in (0, 1))
+            if killed is None and step.version >= 5 and both:
+                cluster.remove_node(other, allow_graceful=False)
+                killed = step.version
+            elif nodes == 2 and killed is not None and run.desk.deaths["rollout"] > 0 and step.version > killed + 5:
+                cluster.add_node(num_cpus=1, resources={"rollout": 1})
+                nodes = 3
+        self.assertEqual((nodes, sorted(consumed)), (3, list(range(160))))
+        _, seen, _ = toy.check_line(folder.name, run.state(), 4, 2)
+        self.assertEqual(seen, set(range(160)))
+        self.assertGreater(run.desk.lost_payloads, 0)
+        self.assertEqual((dict(run.desk.deaths), dict(run.desk.given_up)), ({"rollout": 1}, {}))
 
 
 if __name__ == "__main__":

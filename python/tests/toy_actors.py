@@ -93,11 +93,15 @@ class Learner:
         self.hash = state
 
 
-def start_ray(ray, address=None):
-    """A Ray whose processes find the package and the tests."""
+def prepare_ray():
+    """Processes of a Ray that starts after this find the package and the tests."""
     logging.getLogger("opd.ray").setLevel(logging.CRITICAL)
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.getcwd(), os.environ.get("PYTHONPATH")]))
     os.environ["RAY_worker_niceness"] = "0"  # its workers are nice by 15, else: on a busy machine they never start
+
+
+def start_ray(ray, address=None):
+    prepare_ray()
     more = {"address": address} if address else {"num_cpus": 4, "include_dashboard": False}
     ray.init(logging_level=logging.ERROR, log_to_driver=False, **more)
 
