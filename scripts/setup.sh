@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
 # What the other scripts share: installing what a build needs on Debian 12, and configuring a build folder. By itself,
-# `scripts/setup.sh [test|demo|bench|python|site|ci]...` installs and does nothing else. Nothing is installed that is there already.
+# `scripts/setup.sh [test|demo|bench|python|site|browser|ci]...` installs and does nothing else. Nothing is installed that is there already.
 
 # Without these ccache keeps nothing that was compiled with a precompiled header.
 export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS-pch_defines,time_macros}
@@ -27,6 +27,7 @@ opd_packages() {
     bench) echo "$build nlohmann-json3-dev libbenchmark-dev libtbb-dev" ;;
     python) echo "python3 python3-numpy" ;;
     site) echo "$site" ;;
+    browser) echo "chromium-headless-shell" ;; # trainer.report_page; in no other set: it takes 300 MB
     ci) echo "$build $trainer $tests $site $engines debhelper pkg-config python3-venv libbenchmark-dev libtbb-dev git clang-19 libclang-rt-19-dev clang-format python3-numpy zstd" ;;
     *) opd_die "opd_packages: no set of packages is called '$1'" ;;
     esac

@@ -32,7 +32,7 @@ BOXES = """[...document.querySelectorAll('h1, h2, pre, dl, table, figure > svg, 
         return {tag: e.tagName.toLowerCase(), text: e.tagName === 'svg' ? '' : e.innerText, visible: e.checkVisibility({
             visibilityProperty: true, opacityProperty: true}), x: r.x + scrollX, y: r.y + scrollY, w: r.width, h: r.height};
     })"""
-# Of the same places in the picture: how many colours, and how many pixels of a strong one.
+# Of the same places in the picture: how many colours, and how many pixels of a strong one left of a plot's legend.
 PIXELS = """(async () => {
     const picture = new Image();
     picture.src = 'data:image/png;base64,%s';
@@ -44,7 +44,7 @@ PIXELS = """(async () => {
         let strong = 0;
         for (let i = 0; i < p.length; i += 4) {
             colours.add(p[i] << 16 | p[i + 1] << 8 | p[i + 2]);
-            strong += Math.max(p[i], p[i + 1], p[i + 2]) - Math.min(p[i], p[i + 1], p[i + 2]) > 80;
+            strong += i / 4 %% b.w < b.w * .6 && Math.max(p[i], p[i + 1], p[i + 2]) - Math.min(p[i], p[i + 1], p[i + 2]) > 80;
         }
         return {colours: colours.size, strong};
     });

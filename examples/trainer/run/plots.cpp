@@ -100,6 +100,10 @@ std::string draw_plots(const std::string& run_directory, const nlohmann::json& e
         if (!evaluations.contains(who) || !evaluations[who].contains("lengths")) continue;
         std::map<int, int> count;
         for (const auto& length : evaluations[who]["lengths"]) ++count[length.get<int>() / 8 * 8];
+        if (count.empty()) continue;
+        // what nobody has is 0: a step needs neighbours
+        for (int i = std::max(0, count.begin()->first - 8), last = count.rbegin()->first + 8; i <= last; i += 8)
+            count[i];
         std::string rows;
         for (const auto& [length, n] : count) rows += fmt::format("{} {}\n", length, n);
         data(std::string("lengths_") + who, rows);
