@@ -233,12 +233,6 @@ concept single_sweep_divergence = divergence<D> && requires(const D d, raw_sums 
     { d.value(s) } -> std::convertible_to<double>;
     { d.sum_c(s) } -> std::convertible_to<double>;
 };
-/// One whose dz is p - q: where those are far apart, `raw_for_value` serves for its gradient too.
-template <class D>
-concept difference_divergence = single_sweep_divergence<D> && requires {
-    requires D::gradient_is_difference;
-    { D::raw_for_value } -> std::convertible_to<raw_sums_needed>;
-};
 /// One whose c, where the anchor is s*, is p times a function of expm1(-k delta), which the sweep has formed.
 ///   bool keeps_power() const; F c_of_power(row, p, F power) const;   (to the bit what `c` forms of them)
 template <class D>

@@ -31,17 +31,7 @@
 namespace opd::detail {
 inline namespace OPD_ISA {
 
-enum class dense_phase {
-    sweep,
-    sweep_again,
-    overlap,
-    terms,
-    entrywise_terms,
-    refine,
-    normalisers,
-    careful_overlap,
-    careful_terms
-};
+enum class dense_phase { sweep, overlap, terms, entrywise_terms, refine, normalisers, careful_overlap, careful_terms };
 
 /// What a formula's functions know of the call.
 struct dense_call {
@@ -107,9 +97,6 @@ struct formula_functions {
         switch (phase) {
         case dense_phase::sweep:
             return v(typename rows::sweep{}, row_sweep{});
-        case dense_phase::sweep_again:
-            if constexpr (rows::looks_first) v(typename rows::sweep_again{}, row_sweep{});
-            return;
         case dense_phase::overlap:
             if constexpr (rows::overlaps) v(typename rows::overlap{}, overlap_sums{});
             return;
@@ -289,7 +276,7 @@ struct dense_machine {
     }
     void value(auto& team) const {
         team.template fold<sweep>(*this);
-        team.template fold<phase<dense_phase::sweep_again, row_sweep, false>>(*this);
+        team.template fold<sweep>(*this); // of a row that only looked far apart
         team.template fold<find_position>(*this);
         const bool mixes = formula.functions->mix != nullptr;
         if (mixes) team.template fold<measure>(*this);
@@ -315,9 +302,7 @@ struct dense_machine {
         const auto& f = *formula.functions;
         switch (p) {
         case dense_phase::sweep:
-            return st.good();
-        case dense_phase::sweep_again:
-            return st.next == row_step::sweep_again;
+            return st.good() && (!st.report.swept || st.next == row_step::sweep_again);
         case dense_phase::overlap:
             return f.overlaps && (st.next == row_step::terms || st.next == row_step::entrywise);
         case dense_phase::terms:
@@ -337,7 +322,7 @@ struct dense_machine {
         static bool due(const dense_machine& k, const state_type& st) { return k.due(P, st); }
         static Sums start(const dense_machine& k, const state_type& st) {
             Sums sums = {};
-            if constexpr (std::is_same_v<Sums, row_sweep>) k.formula.functions->start(k.call, st, sums);
+            if constexpr (P == dense_phase::sweep) k.formula.functions->start(k.call, st, sums);
             return sums;
         }
         static void tile(const dense_machine& k, const state_type& st, Sums& sums, const tile_type& t, alone) {

@@ -107,7 +107,7 @@ struct forward_kl {
     OPD_HD static constexpr bool infinite_where_student_zero() { return true; }
     static constexpr raw_sums_needed raw{.student_power = true, .teacher_delta = true, .k_is_one = true};
     static constexpr raw_sums_needed raw_for_value{.teacher_delta = true, .k_is_one = true};
-    static constexpr bool gradient_is_difference = true;
+    static constexpr bool gradient_is_difference = true; ///< p - q: far apart, `raw_for_value` serves it too
     OPD_HD double exponent() const { return 1; }
     OPD_HD double value(const raw_sums& s) const {
         return -(s.teacher_delta + s.delta_at_t()) / (1 + s.teacher_mass) - s.d_star();

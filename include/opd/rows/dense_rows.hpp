@@ -4,7 +4,7 @@
 // each phase says which comes next:
 //
 //   sweep       normalisers and raw sums; programs that have them know value and Σ c now      1 read
-//   sweep_again of a row that only looked as if p and q were far apart, with all sums         1 read
+//               again, with all sums, of a row that only looked as if p and q were far apart  1 read
 //   overlap     Σ min(p, q), of programs that read it                                         1 read
 //   terms       Σ term and Σ c of programs that need both normalisers first                   1 read
 //   entrywise   the same with differences in double: infinite rows under `floor`, rows whose
@@ -21,7 +21,6 @@
 #pragma once
 
 #include <cmath>
-#include <type_traits>
 
 #include "opd/config.hpp"
 #include "opd/element.hpp"
@@ -79,6 +78,7 @@ struct dense_state : selecting_state {
 
 /// No entry behind those of the tiles.
 struct no_bucket {
+    static constexpr bool none = true;
     using state_type = dense_state;
     OPD_HD OPD_INLINE static void sweep(const auto&, auto&) {}
     OPD_HD OPD_INLINE static void add(const auto&, const dense_state&, const auto&) {}
@@ -119,12 +119,9 @@ struct dense_rows {
     static constexpr bool parks_powers =
         power_divergence<Program> && !made_in_tiles<Student> && !made_in_tiles<Teacher>;
     /// The sweep of a row that looks far apart leaves out what only the gradient of near rows needs.
-    static constexpr bool looks_first = [] {
-        if constexpr (requires { Engine::looks_first; })
-            return difference_divergence<Program> && std::is_same_v<Bucket, no_bucket> && !in_shards<Frame>;
-        else
-            return false;
-    }();
+    static constexpr bool looks_first = requires {
+        requires Engine::looks_first && Program::gradient_is_difference && Bucket::none && !in_shards<Frame>;
+    };
     static constexpr bool sweep_keeps = [] {
         if constexpr (requires { Engine::template keeps<dense_rows>; })
             return Engine::template keeps<dense_rows>;
@@ -199,7 +196,7 @@ struct dense_rows {
     OPD_HD OPD_INLINE void value(auto& team) const {
         Bucket::sweep(*this, team);
         fold_sweep<Engine, sweep>(*this, team);
-        if constexpr (looks_first) team.template fold<sweep_again>(*this);
+        if constexpr (looks_first) team.template fold<sweep>(*this);
         if constexpr (has_selector<Program>) team.template fold<find_position>(*this);
         if constexpr (mixes) {
             team.template fold<measure>(*this);
@@ -227,7 +224,10 @@ struct dense_rows {
     }
 
     /// Normalisers and raw sums; decides how the row goes on.
-    struct sweep : if_good, over_tiles<sweep, false> {
+    struct sweep : over_tiles<sweep, false> {
+        OPD_HD static bool due(const dense_rows&, const state_type& st) {
+            return st.good() && (!st.report.swept || st.next == row_step::sweep_again);
+        }
         OPD_HD static row_sweep start(const dense_rows& k, const state_type& st) {
             const bool phi_power = k.student.has_gradient() ? need.phi_power : need_for_value.phi_power;
             return begun_sweep<Engine>(row_sweep::begin(k.inv_s, k.inv_t, k.exponent(), phi_power), st);
@@ -237,7 +237,8 @@ struct dense_rows {
             if constexpr (sweep_keeps)
                 if (!single_sweep || k.student.has_gradient()) return Engine::sweep_and_keep(k, st, p, t, at);
             if constexpr (looks_first) // rows that are made in tiles are too dear to be swept again
-                p.for_value = k.student.has_gradient() && t.count == k.vocab && Engine::look_apart(t, k.inv_s, k.inv_t);
+                p.for_value = k.student.has_gradient() && t.count == k.vocab && st.next != row_step::sweep_again &&
+                              Engine::look_apart(t, k.inv_s, k.inv_t);
             if (k.student.has_gradient() && !p.for_value)
                 Engine::template sweep<F, true, need>(p, t, at);
             else
@@ -245,7 +246,7 @@ struct dense_rows {
         }
         OPD_HD static row_sweep merge(const row_sweep& a, const row_sweep& b) { return row_sweep::merge(a, b); }
         OPD_HD static void finish(const dense_rows& k, state_type& st, const row_sweep& all) {
-            st.swept = all;
+            st.swept = all, st.report.swept = true;
             Bucket::add(k, st, st.swept);
             if (k.student.has_gradient() && !all.for_value)
                 st.swept.template close<true, need>();
@@ -255,20 +256,6 @@ struct dense_rows {
                 st.report.bad |= st.swept.contents.bad;
             else
                 k.begin_after_sweep(st);
-        }
-    };
-    struct sweep_again : over_tiles<sweep_again, false> {
-        OPD_HD static bool due(const dense_rows&, const state_type& st) { return st.next == row_step::sweep_again; }
-        OPD_HD static row_sweep start(const dense_rows& k, const state_type& st) { return sweep::start(k, st); }
-        OPD_HD OPD_INLINE static void tile(const dense_rows&, const state_type&, row_sweep& p, const tile_type& t,
-                                           auto at) {
-            Engine::template sweep<F, true, need>(p, t, at);
-        }
-        OPD_HD static row_sweep merge(const row_sweep& a, const row_sweep& b) { return row_sweep::merge(a, b); }
-        OPD_HD static void finish(const dense_rows& k, state_type& st, const row_sweep& all) {
-            st.swept = all;
-            st.swept.template close<true, need>();
-            k.begin_after_sweep(st);
         }
     };
     /// The weights of the sum, before its value.

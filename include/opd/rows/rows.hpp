@@ -158,6 +158,7 @@ struct row_report {
     double lse = 0;    ///< the student's log-sum-exp
     double weight = 1; ///< of a selector
     bool bad = false, infinite = false, careful = false, clamped = false;
+    bool swept = false; ///< dense rows: once at least
     bool unfit = false; ///< the gradient has entries that its type does not hold
 };
 
