@@ -120,7 +120,7 @@ struct lane_engine {
 
     /// Whether p and q look far apart, by the spread of log-ratios at the beginning of a row that is long enough for a
     /// look to cost nothing.
-    static constexpr bool looks_first = true;
+    static constexpr bool looks_first = false; // not yet: tiles of whole leaves must change no bit
     template <class Tile>
     static bool look_apart(const Tile& t, double inv_s, double inv_t) {
         constexpr int most = 128;
