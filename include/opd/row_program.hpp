@@ -129,6 +129,11 @@ struct raw_sums {
         return a >= 0.8 || (a < 1e-9 && a > -1e-9) ? 0 : a;
     }
 
+    /// What both sides have outside their top tokens, in units of those; at most 1.
+    OPD_HD OPD_INLINE double mass_outside() const {
+        const double mass = student_mass + teacher_mass;
+        return mass < 1 ? mass : 1;
+    }
     /// log p - log q at the student's anchor, from the normalisers.
     OPD_HD OPD_INLINE double d_star() const {
         return ::log1p(teacher_mass) - ::log1p(student_mass) + detail::pin((y_t - y_s) * inv_t);
@@ -286,15 +291,14 @@ OPD_HD OPD_INLINE_ALWAYS term_and_c<F> both_of(const D& program, const row_const
 /// from the other, leaves less of them than of a row of one temperature. In double the inputs have no more.
 template <class F>
 OPD_HD constexpr bool rounds_differences(double value, const raw_sums& s) {
-    const double mass = s.student_mass + s.teacher_mass < 1 ? s.student_mass + s.teacher_mass : 1;
-    return sizeof(typename F::value_type) == 4 && s.inv_s != s.inv_t && value < 0x1p-6 * mass;
+    return sizeof(typename F::value_type) == 4 && s.inv_s != s.inv_t && value < 0x1p-6 * s.mass_outside();
 }
 /// Whether a value is so small, beside the mass outside the top token that it was summed from, that rounding in F may
 /// be a thousandth of it. A sum in float is off by some 1e-7 of that mass; programs whose `value` enlarges that say
 /// by how much (`cancellation`: the size of the numbers whose sum it is, where that is more than 1).
 template <class F, class D>
 OPD_HD constexpr bool loses_digits(const D& program, double value, const raw_sums& s) {
-    double mass = s.student_mass + s.teacher_mass < 1 ? s.student_mass + s.teacher_mass : 1;
+    double mass = s.mass_outside();
     if constexpr (requires { program.cancellation(s); }) mass *= program.cancellation(s);
     return value < (sizeof(typename F::value_type) == 4 ? 0x1p-11 : 0x1p-40) * mass;
 }
@@ -303,7 +307,7 @@ OPD_HD constexpr bool loses_digits(const D& program, double value, const raw_sum
 /// its largest: p* and q* differ by more than the normalisers may be off, and so does the rest. Of a value that has
 /// its digits; both are seen from the mass outside the top token.
 OPD_HD OPD_INLINE bool far_apart(double value, const raw_sums& s) {
-    const double d = s.d_star(), mass = s.student_mass + s.teacher_mass < 1 ? s.student_mass + s.teacher_mass : 1;
+    const double d = s.d_star(), mass = s.mass_outside();
     return value >= 0x1p-5 * mass && (d < 0 ? -d : d) >= 0x1p-4 * mass;
 }
 /// Four times the largest |p - q| among the two anchors of such a row: in entries with a larger p the difference is

@@ -120,13 +120,12 @@ struct lane_engine {
 
     /// Whether p and q look far apart, by the spread of log-ratios at the beginning of a row that is long enough for a
     /// look to cost nothing.
-    static constexpr bool looks_first = false; // not yet: tiles of whole leaves must change no bit
+    static constexpr bool looks_first = true;
     template <class Tile>
-    static bool look_apart(const Tile& t, double inv_s, double inv_t) {
-        constexpr int most = 128;
-        if (t.count < 4 * leaf_size) return false;
+    static bool looks_apart(const Tile& t, index_t vocab, double inv_s, double inv_t) {
+        if (vocab < 4 * leaf_size) return false;
         double n = 0, sum = 0, squares = 0;
-        for (int i = 0; i < most; ++i) {
+        for (index_t i = 0, most = std::min<index_t>(t.count, 128); i < most; ++i) {
             const double z = double(load_maskable(t.z[i])), y = double(load_maskable(t.y[i]));
             if (!(std::abs(z) < 1e30 && std::abs(y) < 1e30)) continue;
             const double d = z * inv_s - y * inv_t;
@@ -252,7 +251,7 @@ struct lane_engine {
         } else {
             const typename Rows::numbers n(st.swept.sums, k.program_of(st));
             if constexpr (Rows::looks_first)
-                if (st.swept.for_value)
+                if (st.swept.apart)
                     return n.anchor.near ? gradient<true, true>(k, n, st, t) : gradient<false, true>(k, n, st, t);
             n.anchor.near ? gradient<true, false>(k, n, st, t) : gradient<false, false>(k, n, st, t);
         }

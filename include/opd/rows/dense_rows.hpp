@@ -236,9 +236,12 @@ struct dense_rows {
                                            auto at) {
             if constexpr (sweep_keeps)
                 if (!single_sweep || k.student.has_gradient()) return Engine::sweep_and_keep(k, st, p, t, at);
-            if constexpr (looks_first) // rows that are made in tiles are too dear to be swept again
-                p.for_value = k.student.has_gradient() && t.count == k.vocab && st.next != row_step::sweep_again &&
-                              Engine::look_apart(t, k.inv_s, k.inv_t);
+            if constexpr (looks_first)
+                if (t.begin == 0) {
+                    p.apart = k.student.has_gradient() && st.next != row_step::sweep_again &&
+                              Engine::looks_apart(t, k.vocab, k.inv_s, k.inv_t);
+                    p.for_value = p.apart && t.count == k.vocab; // tiles may be dear to make again
+                }
             if (k.student.has_gradient() && !p.for_value)
                 Engine::template sweep<F, true, need>(p, t, at);
             else
@@ -248,7 +251,7 @@ struct dense_rows {
         OPD_HD static void finish(const dense_rows& k, state_type& st, const row_sweep& all) {
             st.swept = all, st.report.swept = true;
             Bucket::add(k, st, st.swept);
-            if (k.student.has_gradient() && !all.for_value)
+            if (k.student.has_gradient() && !all.apart)
                 st.swept.template close<true, need>();
             else
                 st.swept.template close<true, need_for_value>();
@@ -307,9 +310,12 @@ struct dense_rows {
             st.next = row_step::entrywise;
         } else if constexpr (single_sweep) {
             const double loss = program_of(st).value(s);
-            if (looks_first && st.swept.for_value && !far_apart(loss, s)) {
+            if (looks_first && st.swept.apart && !far_apart(loss, s)) {
                 st.next = row_step::sweep_again;
-                return;
+                if (st.swept.for_value) return;
+                st.swept.apart = false; // nothing is missing: as if it had been swept again
+                st.swept.template close<true, need>();
+                return begin_after_sweep(st);
             }
             if (s.s_may_be_unlike() && hides_rest<F>(program_of(st), loss, s))
                 st.entrywise = s.unlike = true, st.next = row_step::entrywise;

@@ -57,7 +57,8 @@ struct row_sweep {
     bool lost_s = false;      ///< digits of student_delta and student_power
     bool lost_x = false;      ///< digits of teacher_delta
     bool lost_digits = false; ///< by `close`: digits of a sum that the program reads
-    bool for_value = false;   ///< the sums are those of the value: the row looked as if its gradient needed no more
+    bool apart = false;       ///< p and q look far apart at the row's beginning
+    bool for_value = false;   ///< so the sums are those of the value
     bool out_of_range = false, ends_out_of_range = false; ///< lanes: some leaf, the last one, held numbers beyond ±1e30
 
     OPD_HD static row_sweep begin(double inv_s, double inv_t, double k, bool phi_power) {

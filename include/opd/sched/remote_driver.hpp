@@ -31,8 +31,8 @@
 //
 // Whoever speaks is believed what it says within its session and no more. A ticket that its worker was not given, or
 // has answered, is counted and dropped; versions that it cannot have are a failed attempt; a score for a sequence
-// that it was not asked about, or its loss, another worker's word, or bytes that are no message end the session. Who may speak at
-// all is the transport's to say (keys).
+// that it was not asked about, or its loss, another worker's word, or bytes that are no message end the session. Who
+// may speak at all is the transport's to say (keys).
 //
 // It offers no spare work (stages.hpp), and asks for no prefixes at a snapshot: what was in rollout starts again.
 //

@@ -46,9 +46,9 @@
 // from it.
 //
 // A call that cannot have what it is about to read throws lost_payloads: those sequences are drawn again, and of a
-// teacher's call the others are asked for at once. A call that fails otherwise throws. A call whose stop token is triggered should return or throw soon; what it answers then
-// counts for nothing. The token is triggered by the thread that runs the driver: a stop callback must not call the
-// driver.
+// teacher's call the others are asked for at once. A call that fails otherwise throws. A call whose stop token is
+// triggered should return or throw soon; what it answers then counts for nothing. The token is triggered by the thread
+// that runs the driver: a stop callback must not call the driver.
 #pragma once
 
 #include <concepts>

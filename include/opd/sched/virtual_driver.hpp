@@ -345,8 +345,6 @@ private:
         // it may go on from what was parked, if the scheduler has not heard that it is lost
         if constexpr (requires { model_.start(*w.engine, t, version_t{}, bool{}); })
             model_.start(*w.engine, t, scheduler().start_of(t), scheduler().versions_of(t).tokens > 0);
-        else if constexpr (requires { model_.start(*w.engine, t, version_t{}); })
-            model_.start(*w.engine, t, scheduler().start_of(t));
         else
             model_.start(*w.engine, t);
         if (f.what == fault::kind::fail) {
