@@ -11,9 +11,8 @@ Each round runs old, new and old again. Printed for each row, and each time that
 
 A row is slower if new/old is above 1 + --slower % + noise, and above it once more in as many rounds after these; then the exit
 status is 1. It is 2 if a program fails, or both have no row in common. --in-l2 compares only rows that stay in the L2 cache,
-which say most of the code: on a shared machine the time from memory is also its neighbours'. Read is the JSON of Google
-Benchmark, and of those that bench/ has for itself. An optional tool: no build
-needs it.
+which say most of the code: on a shared machine the time from memory is also its neighbours'. It reads the JSON of Google
+Benchmark, and of the programs of bench/ that print tables. An optional tool: no build needs it.
 """
 import argparse
 import json

@@ -78,9 +78,11 @@ def followed(root: pathlib.Path, program: str, work: pathlib.Path, compiler: str
     runtime.write_text(RUNTIME)
     base = [compiler, "-std=c++20"]
     subprocess.run([*base, "-O2", f'-DHOPS_OUT="{edges}"', "-c", runtime, "-o", work / "runtime.o"], check=True)
-    subprocess.run([*base, "-O0", "-g1", "-finstrument-functions", "-finstrument-functions-exclude-file-list=/usr/", "-no-pie",
-                    f"-I{root / 'include'}", "-isystem", "/usr/include/eigen3", *flags, root / program,
-                    work / "runtime.o", "-pthread", "-o", binary], check=True)  # fmt: skip
+    # by DWARF 5 addr2line names other files
+    subprocess.run([*base, "-O0", "-g1", "-gdwarf-4", "-finstrument-functions",
+                    "-finstrument-functions-exclude-file-list=/usr/", "-no-pie", f"-I{root / 'include'}",
+                    "-isystem", "/usr/include/eigen3", *flags, root / program, work / "runtime.o", "-pthread",
+                    "-o", binary], check=True)  # fmt: skip
     subprocess.run([binary], check=True, stdout=subprocess.DEVNULL, cwd=work)
     pairs = [line.split() for line in edges.read_text().splitlines()]
     addresses = sorted({a for pair in pairs for a in pair if a != "(nil)"})

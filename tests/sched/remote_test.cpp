@@ -330,6 +330,16 @@ TEST_CASE("who says what he may not ends his session; what he was not asked coun
             r.what = event::parked(t, {});
             return r;
         }),
+        reply_of([](desk& d, const ticket& t) { // both drawn and lost
+            remote_reply r = d.rolled(t);
+            r.lost = {t};
+            return r;
+        }),
+        reply_of([](desk&, const ticket& t) { // another's
+            remote_reply r{.what = event::rollout_failed(t), .lost = {t}};
+            ++r.lost[0].sample;
+            return r;
+        }),
         reply_of([](desk& d, const ticket&) {
             return remote_reply{.what = event::learned(1).of_life(d.rollout.head.life)};
         }),
@@ -408,6 +418,19 @@ TEST_CASE("who says what he may not ends his session; what he was not asked coun
         d.teacher.say(r, 1);
         CHECK(d.driver.counts().refused == 1);
         CHECK(!d.driver.scheduler().is_up(stage::teacher, 0));
+    }
+    SUBCASE("the loss of what it was not asked about") {
+        desk d;
+        const ticket t = d.first(0);
+        d.teacher.join(1, 0);
+        d.rollout.say(d.rolled(t), 1);
+        const auto asked = d.teacher.commands(1);
+        REQUIRE(asked.size() == 1);
+        remote_reply r{.what = event::score_failed(asked[0].job, 0).of_life(1), .lost = asked[0].tickets};
+        ++r.lost[0].attempt;
+        d.teacher.say(r, 1);
+        CHECK(d.driver.counts().refused == 1);
+        CHECK(d.driver.scheduler().totals().lost_payloads == 0);
     }
 }
 

@@ -8,9 +8,10 @@ kill_test.py --programs FOLDER --keys      no kills: who has no key is not let i
 
 The scheduler, three rollout workers, two teachers and the learner run under a supervisor that starts again what dies,
 as systemd or Slurm would. All of them are killed with -9, stopped for a while (SIGSTOP), a fourth rollout worker
-joins and leaves, and files of responses and scores are removed. Then the run is closed, and must end by itself. What is checked, from the files alone: along the line
-of weights that ends in the last, each hash follows from the one before and from what the batch was, every sequence was
-learnt from exactly once, none was given up, and none was staler than tau.
+joins and leaves, and files of responses and scores are removed. Then the run is closed, and must end by itself. What
+is checked, from the files alone: along the line of weights that ends in the last, each hash follows from the one
+before and from what the batch was, every sequence was learnt from exactly once, none was given up, and none was staler
+than tau.
 """
 import argparse
 import os
