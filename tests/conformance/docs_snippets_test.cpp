@@ -394,7 +394,7 @@ TEST_CASE("drawn tokens") {
     std::vector<float> z(N * V), dz(N * V), logits;
     for (long i = 0; i < N * V; ++i) z[std::size_t(i)] = float((5 * i) % 7) / 4;
     const std::vector<std::int32_t> ids{3, 1, 0, 5, 2, 2, 4, 1};
-    std::vector<float> log_mu(8, -1.5f), log_q(8, -2.f), weight(8, 0.5f);
+    std::vector<float> log_mu(8, -1.5f), log_prox(8, -1.2f), log_q(8, -2.f), weight(8, 0.5f);
     log_q[0] = -8, log_q[3] = -0.5f;
     opd::eigen_backend backend;
     const opd::student::logits student{opd::view(z.data(), N, V), opd::view(dz.data(), N, V)};
@@ -428,7 +428,12 @@ TEST_CASE("drawn tokens") {
         auto b = opd::evaluate(backend, student, drawn, opd::mc{opd::shape::clipped{5}, opd::truncated_is{.cap = 2}});
         auto c = opd::evaluate(backend, student, opd::teacher::on_policy{drawn},
                                opd::mc{.surrogate = opd::score_function{}});
+        drawn.log_prox = opd::view(log_prox.data(), N, m); // log p_prox of the drawn tokens
+        auto d = opd::evaluate(backend, student, drawn,
+                               opd::mc{.surrogate = opd::decoupled_ppo{.low = 0.2, .high = 0.2, .cap = 2}});
         // [/surrogates]
+        CHECK(d.diagnostics.masked == 0);
+        CHECK(d.loss != a.loss);
         CHECK(a.diagnostics.tokens == 8);
         CHECK(b.diagnostics.tokens + c.diagnostics.tokens == 16);
         // [accepted]
