@@ -524,14 +524,17 @@ TEST_CASE(
             d == 0 ? s.heard(0, 3, first, 1) : s.heard(1, 3, second, 1.1);
         }
     };
-    run(310, 1, 2);
-    CHECK(others == 10); // once in 31
-    run(100, 1, 0.5);    // it becomes worse
-    run(310, 1, 0.5);
-    CHECK(others == 300);
-    run(300, 1, 3); // and better, which is noticed
-    run(310, 1, 3);
-    CHECK(others == 10);
+    run(570, 1, 2);
+    CHECK(others == 10); // once in 57, for 30·(2.73/2)² = 55.8
+    run(6000, 1, 0.5);   // it becomes worse
+    run(660, 1, 0.5);
+    CHECK(others == 650); // once in 66, for 30·(2/1.36)² = 64.5
+    run(700, 1, 3);       // and better, which is noticed
+    run(1010, 1, 3);
+    CHECK(others == 10);   // once in 101, for 30·(3.64/2)² = 99.2
+    s.heard(0, 3, 1, 1e9); // however far behind, after 16 times as many
+    run(2 * 481, 1, 3);
+    CHECK(others == 2);
     // at other batches it has to show anew
     CHECK(s.choose(64) == 0);
     s.heard(0, 64, 1, 1);

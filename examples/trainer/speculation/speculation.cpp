@@ -29,8 +29,8 @@ spec::tuner_options arms(bool branches) {
     return o;
 }
 
-constexpr double look_again = 1.0 / 128;  // of the decisions: what all nodes cost, and bring
-constexpr double look_without = 1.0 / 16; // and what a step takes without
+constexpr double look_again = 1.0 / 128;  // of the decisions: what all nodes cost and bring
+constexpr double look_without = 1.0 / 16; // what a step takes without, over the square of what drafts gain
 constexpr std::int32_t patience = 16;     // decisions in a row that no draft pays, then comes a rest
 constexpr index_t trial = 48;     // steps that asked for drafts, after which they must have paid, or comes a rest
 constexpr std::int32_t rest = 64; // steps of the first; each is twice as long as the one before, to 64 times
@@ -163,7 +163,9 @@ void speculation::decide() {
         return;
     }
     ++decisions_, uniforms_ = 0;
-    if (sources_.front().cost.known() && uniform() < look_without) return;
+    // a step without costs as much as drafts gain, and says little where they are far from breaking even
+    const double gain = std::max(1.0, which_.predicted(static_cast<index_t>(using_), batch_));
+    if (sources_.front().cost.known() && uniform() < look_without / (gain * gain)) return;
     if (held_ == 0) {
         end_turn();
         using_ = static_cast<std::size_t>(which_.choose(batch_));

@@ -8,9 +8,10 @@
 // old steps fade, `memory` of them count. Ties go to the first; so number 0 should be what always exists and costs
 // nothing, retrieval.
 //
-// A drafter that has not been heard of at batches of this size drafts `tries` steps of them; and one that was passed
-// over `again` times in a row drafts once, so that it is noticed when it has become better. Neither is left to
-// chance: equal steps give equal choices.
+// A drafter that has not been heard of at batches of this size drafts `tries` steps of them. One that was passed over
+// again·min(16, (best/its)²) times in a row drafts once, so that it is noticed when it has become better: the fewer
+// tokens a second are predicted of it, the more such a step costs and the less likely it is the best. Neither is left
+// to chance: equal steps give equal choices.
 //
 // Source: this project (retrieval until the learned drafter exists, and whenever its predicted tokens a second are
 // more).
@@ -20,6 +21,7 @@
 #include <bit>
 #include <cstddef>
 #include <cstdint>
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -34,7 +36,7 @@ struct drafter_selector_options {
     index_t drafters = 2;     ///< at least 1
     double memory = 100;      ///< steps that count; at least 1
     std::int32_t tries = 3;   ///< at least 1
-    std::int32_t again = 200; ///< at least 1
+    std::int32_t again = 200; ///< of one nearly as good as the best; at least 1
 };
 
 class drafter_selector {
@@ -61,22 +63,22 @@ public:
     /// For a step of `batch` sequences; the drafter's number. At least one must exist.
     index_t choose(index_t batch) {
         const std::size_t size = size_of(batch);
-        std::size_t best = drafters_.size();
+        std::size_t best = drafters_.size(), due = best;
         double most = 0;
         for (std::size_t d = 0; d < drafters_.size(); ++d) {
-            const known& x = drafters_[d];
-            if (!x.exists) continue;
-            if (x.at[size].heard < options_.tries || x.passed_over >= options_.again) {
-                best = d;
-                break;
-            }
+            if (!drafters_[d].exists) continue;
+            if (due == drafters_.size() && drafters_[d].at[size].heard < options_.tries) due = d;
             if (const double v = predicted(static_cast<index_t>(d), batch); best == drafters_.size() || v > most)
                 most = v, best = d;
         }
         if (best == drafters_.size()) throw invalid_input("drafters", "none exists");
+        for (std::size_t d = 0; d < drafters_.size() && due == drafters_.size(); ++d)
+            if (drafters_[d].exists && looks_again(drafters_[d], most / predicted(static_cast<index_t>(d), batch)))
+                due = d;
+        if (due != drafters_.size()) best = due;
         for (std::size_t d = 0; d < drafters_.size(); ++d)
             drafters_[d].passed_over =
-                d == best || !drafters_[d].exists ? 0 : std::min(drafters_[d].passed_over + 1, options_.again);
+                d == best || !drafters_[d].exists ? 0 : std::min(drafters_[d].passed_over + 1, most_passed_over());
         return static_cast<index_t>(best);
     }
     /// What a step with that drafter came to.
@@ -103,7 +105,7 @@ public:
         bool ours = drafters_.size() == static_cast<std::size_t>(options_.drafters);
         for (const known& d : drafters_) {
             ours = ours && d.at.size() == sizes && d.steps >= 0 && d.accepted >= 0 && d.passed_over >= 0 &&
-                   d.passed_over <= options_.again;
+                   d.passed_over <= most_passed_over();
             for (const timing& t : d.at)
                 ours = ours && t.steps >= 0 && t.seconds >= 0 && t.heard >= 0 && t.heard <= options_.tries &&
                        (t.steps == 0 || (t.seconds > 0 && d.steps > 0));
@@ -131,6 +133,15 @@ private:
             a(exists, steps, accepted, passed_over, at);
         }
     };
+    static constexpr std::int32_t most_longer = 16;
+    std::int32_t most_passed_over() const {
+        return std::min(options_.again, std::numeric_limits<std::int32_t>::max() / most_longer) * most_longer;
+    }
+    /// Of one that is not the best: `ratio` of the best's predicted tokens a second to its own.
+    bool looks_again(const known& d, double ratio) const {
+        const double after = options_.again * std::min<double>(most_longer, ratio * ratio);
+        return d.passed_over >= std::min<double>(after, most_passed_over());
+    }
     static std::size_t size_of(index_t batch) {
         if (batch < 1) throw invalid_input("batch", "must be at least 1, not " + std::to_string(batch));
         return std::min(static_cast<std::size_t>(std::bit_width(static_cast<std::uint64_t>(batch))) - 1, sizes - 1);
