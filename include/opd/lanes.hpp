@@ -11,6 +11,8 @@
 //
 // Accuracy of the lane functions (maximum relative error over their range, in units of 2^-24): exp2 and exp 2, log and
 // log1p 2.2, expm1 3. exp2 of anything below -150 is 0, also of -infinity; expm1 and exp saturate at ±87.
+//
+// Above 600 lines: each function stands once for both number types, side by side.
 #pragma once
 
 #include <bit>

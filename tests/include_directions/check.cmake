@@ -29,6 +29,8 @@
 #     bench, examples                             anything but doctest and RapidCheck
 #     examples/trainer                            the rooms of its README's table: each itself and those above it, and of
 #                                                 opd/ core and what the row names
+#
+# A header of more than 600 lines says why at its head.
 cmake_minimum_required(VERSION 3.25)
 
 # --- kinds of included headers ----------------------------------------------------------------------------------------
@@ -179,6 +181,13 @@ foreach(file IN LISTS headers)
         continue()
     endif()
     check("${file}" ${who})
+    file(READ "${ROOT}/${file}" text)
+    string(REGEX MATCHALL "\n" ends "${text}") # a list of lines would join those between brackets
+    list(LENGTH ends count)
+    if(count GREATER 600 AND NOT "${text}" MATCHES "// Above 600 lines: ")
+        message(NOTICE "${file}: ${count} lines, and no `// Above 600 lines: why` at its head")
+        math(EXPR violations "${violations} + 1")
+    endif()
 endforeach()
 
 # The page that says what is where names every file of the folders that callers do not include, and none that is gone.

@@ -35,6 +35,8 @@
 // unary in U (S): so many zeros, a one. A code that has 8 or more left stands in X, with 8 zeros in S and 0 in M.
 // k = bits: no S, all of it in M. A block is never longer than in form 0, so that a delta is never longer than the weights
 // by more than 16 bytes a block and 64 a part.
+//
+// Above 600 lines: writer and reader of one format, whose every field stands in both.
 #pragma once
 
 #include <algorithm>

@@ -38,6 +38,8 @@
 //
 // Errors: invalid_input: an option; `epoch` 0; `message` where a command exceeds options.message; what the settings or
 // the snapshot are refused for. A hook's exceptions go through. After one the driver is not to be used.
+//
+// Above 600 lines: one state machine, of peers, and of what was sent to each.
 #pragma once
 
 #include <algorithm>

@@ -48,6 +48,8 @@
 // snapshot as finished. A driver made from the snapshot goes on from it: it loses nothing and consumes nothing twice.
 //
 // Order: with whole batches or tau = 0, timing does not change which sets are consumed, nor at which versions.
+//
+// Above 600 lines: one class, whose parts share its lock and its mailboxes.
 #pragma once
 
 #include <algorithm>

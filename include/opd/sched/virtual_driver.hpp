@@ -36,6 +36,8 @@
 // Where several stages share devices, their durations say so (a learner on all of the devices is faster); nothing
 // here models devices. A worker that dies takes its running work with it; a reply that is late survives it. What a
 // learner has published outlives it, unless the model loses it.
+//
+// Above 600 lines: one loop over one queue of events, whose order is the result.
 #pragma once
 
 #include <cmath>

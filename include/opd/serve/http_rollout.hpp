@@ -44,6 +44,8 @@
 //
 // Exceptions: invalid_input for settings, a prompt or a prefix; start() also error where most_requests are under way;
 // install() what went wrong, with the server's words.
+//
+// Above 600 lines: a request's life, from its start to what is told of it, is one state machine for two dialects.
 #pragma once
 
 #include <algorithm>
