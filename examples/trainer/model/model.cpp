@@ -787,8 +787,8 @@ struct back_scratch {
     std::vector<T>& of_attention(int worker) const { return all[static_cast<std::size_t>(2 * worker + 1)]; }
 };
 
-// To pass.d_x0, the gradient of what leaves the last layer (R,D): it is d_last, or comes from the logits' gradient (R,V)
-// or from that of what the head reads (R,D). The other two are null.
+// To pass.d_x0, the gradient of what leaves the last layer (R,D): it is d_last, or comes from the gradient of the
+// logits (R,V) or of what the head reads (R,D). The other two are null.
 template <class T>
 void backward_top(const transformer<T>& model, sequence_pass<T>& pass, const T* d_logits, const T* d_n, const T* d_last,
                   const back_scratch<T>& scratch) {
@@ -809,8 +809,8 @@ void backward_top(const transformer<T>& model, sequence_pass<T>& pass, const T* 
     });
 }
 
-// pass.d_x0 goes from the gradient of what leaves the layer to that of what enters; besides, what its weights' gradients
-// read. The pass is the last of `steps`, which are one but in a training-time test.
+// pass.d_x0 goes from the gradient of what leaves the layer to that of what enters it. What the gradients of the layer's
+// weights read is then there. The pass is the last of `steps`, which are one but in a training-time test.
 template <class T>
 void backward_layer(const transformer<T>& model, std::span<sequence_pass<T>* const> steps, index_t layer,
                     const back_scratch<T>& scratch) {

@@ -347,9 +347,9 @@ struct sequence_pass {
 /// A batch of packed sequences. Memory is kept from step to step.
 ///
 /// With gradient checkpointing (Chen et al., Training deep nets with sublinear memory cost, 2016, arXiv 1604.06174) a
-/// forward pass keeps what enters each layer, (R,D), and one layer's activations. The backward pass goes layer by layer:
-/// it computes the layer again, by the same calls, then the gradients of what it read and of its weights. So all
-/// gradients have the bits of those without. Of training-time tests, set_steps(), everything is kept.
+/// forward pass keeps what enters each layer, (R,D), and one layer's activations. The backward pass goes layer by
+/// layer: it computes the layer again by the same calls, then the gradients of what the layer read and of its weights.
+/// So all gradients have the bits of those without. Of training-time tests, set_steps(), everything is kept.
 template <class T>
 class training_pass {
 public:
