@@ -758,11 +758,13 @@ TEST_CASE("what a run's activations take is told before, checkpointed or not") {
         hf::distil_settings s = small_run(dir, checkpointed ? "again" : "kept");
         s.settings.distill.steps = 1, s.settings.distill.gradient_checkpointing = checkpointed;
         std::ostringstream told;
-        const auto before = spdlog::default_logger();
-        spdlog::set_default_logger(
-            std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(told)));
-        hf::distil(s);
-        spdlog::set_default_logger(before);
+        {
+            const std::shared_ptr<void> back(
+                nullptr, [before = spdlog::default_logger()](void*) { spdlog::set_default_logger(before); });
+            spdlog::set_default_logger(
+                std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(told)));
+            hf::distil(s);
+        }
         const auto bytes = static_cast<double>(hf::activation_bytes(shape, 8, 13, 2, checkpointed));
         says(told.str(), fmt::format(", {}activations of 8 answers of 13 tokens {:.3g}, ",
                                      checkpointed ? "checkpointed " : "", bytes / 1e9));
