@@ -145,6 +145,7 @@ def build(tests, folder, headers, jobs):
             continue
         support.append(folder / f"{source.stem}.o")
         subprocess.run([cxx, *flags, "-include", "opd_mutant.hpp", "-c", source, "-o", support[-1]], check=True)
+    plain = [*flags, "-include", "opd_mutant.hpp"]  # the trainer's flags are not those of the precompiled header
     flags = [*flags, "-include", folder / "precompiled.hpp", "-include", "opd_mutant.hpp"]
     running, waiting = [], list(tests)
     while running or waiting:
@@ -154,7 +155,7 @@ def build(tests, folder, headers, jobs):
             source = ROOT / "tests" / area / f"{stem}_test.cpp"
             sources = [source, *support]
             if area == "trainer":
-                sources += build_model(name, cxx, flags, folder)
+                sources += build_model(name, cxx, plain, folder)
             httplib = [flags_of("cpp-httplib", what, []) if area == "serve" else [] for what in ("--cflags", "--libs")]
             running.append((name, subprocess.Popen(
                 [cxx, *flags, *trainer_folders(folder), *httplib[0], *sources, "-o", folder / name, "-lrapidcheck",
