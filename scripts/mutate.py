@@ -2,20 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Do the tests notice a wrong line?
 
-scripts/mutants.txt lists single changes to the headers, and to the trainer's model. All of them are compiled into copies of
-these files at once, each behind a test of the environment variable OPD_MUTANT; so every test program is built once, and then run
-once a mutant. A mutant is killed if one of the tests of its file fails, crashes or does not end. An optional tool: no build and no
-test needs it.
+scripts/mutants.txt lists single changes to the headers, and to the trainer's model. All of them are compiled into
+copies of these files at once, each behind a test of the environment variable OPD_MUTANT; so every test program is
+built once, and then run once a mutant. A mutant is killed if one of the tests of its file fails, crashes or does not
+end. An optional tool: no build and no test needs it.
 
     scripts/mutate.py                     build, run all, print a table; fails if fewer than 95 % die
     scripts/mutate.py --only 3,17 --least 0
     scripts/mutate.py --build build/mutants --jobs 4 --list
 
-The list: `[file]` of include/opd, or `[examples/…]`, and the names of its tests (area.name), then a mutant a line, `old ==> new`.
-`old` occurs once in the file (`2@old`: the second time of all); spaces in it stand for any white space, line breaks too. Text that has moved to another
-file is found where include/opd has it once, so that moving code and formatting it leave the list as it is. A mutant whose text is
-gone is called lost, and counts as one that survives. What ends in a semicolon is taken as a statement, all else as an expression. A
-line that begins with `~` is a mutant that no test can tell from the original; the reason follows after ` // `.
+The list: `[file]` of include/opd, or `[examples/…]`, and the names of its tests (area.name), then a mutant a line,
+`old ==> new`. `old` occurs once in the file (`2@old`: the second time of all); spaces in it stand for any white space,
+line breaks too. Text that has moved to another file is found where include/opd has it once, so that moving code and
+formatting it leave the list as it is. A mutant whose text is gone is called lost, and counts as one that survives.
+What ends in a semicolon is taken as a statement, all else as an expression. A line that begins with `~` is a mutant
+that no test can tell from the original; the reason follows after ` // `.
 """
 import argparse
 import os
@@ -127,8 +128,8 @@ def build_model(name, cxx, flags, folder):
         for number in ("float", "double"):
             objects.append(folder / f"{source.stem}_{number}.o")
             double = ["-DTRAINER_NUMBERS=double"] if number == "double" else []
-            subprocess.run([cxx, *flags, *trainer_folders(folder), *double, "-ffp-contract=off", "-fno-math-errno", "-c",
-                            source, "-o", objects[-1]], check=True)
+            subprocess.run([cxx, *flags, *trainer_folders(folder), *double, "-ffp-contract=off", "-fno-math-errno",
+                            "-c", source, "-o", objects[-1]], check=True)
     return objects
 
 

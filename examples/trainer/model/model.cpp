@@ -809,8 +809,8 @@ void backward_top(const transformer<T>& model, sequence_pass<T>& pass, const T* 
     });
 }
 
-// pass.d_x0 goes from the gradient of what leaves the layer to that of what enters it. What the gradients of the layer's
-// weights read is then there. The pass is the last of `steps`, which are one but in a training-time test.
+// pass.d_x0 goes from the gradient of what leaves the layer to that of what enters it. What the gradients of the
+// layer's weights read is then there. The pass is the last of `steps`, which are one but in a training-time test.
 template <class T>
 void backward_layer(const transformer<T>& model, std::span<sequence_pass<T>* const> steps, index_t layer,
                     const back_scratch<T>& scratch) {
