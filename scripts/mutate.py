@@ -2,19 +2,21 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Do the tests notice a wrong line?
 
-scripts/mutants.txt lists single changes to the headers. All of them are compiled into a copy of include/ at once, each behind a
-test of the environment variable OPD_MUTANT; so every test program is built once, and then run once a mutant. A mutant is
-killed if one of the tests of its file fails, crashes or does not end. An optional tool: no build and no test needs it.
+scripts/mutants.txt lists single changes to the headers, and to the trainer's model. All of them are compiled into
+copies of these files at once, each behind a test of the environment variable OPD_MUTANT; so every test program is
+built once, and then run once a mutant. A mutant is killed if one of the tests of its file fails, crashes or does not
+end. An optional tool: no build and no test needs it.
 
     scripts/mutate.py                     build, run all, print a table; fails if fewer than 95 % die
     scripts/mutate.py --only 3,17 --least 0
     scripts/mutate.py --build build/mutants --jobs 4 --list
 
-The list: `[file]` of include/opd and the names of its tests (area.name), then a mutant a line, `old ==> new`. `old` occurs once in
-the file (`2@old`: the second time of all); spaces in it stand for any white space, line breaks too. Text that has moved to another
-file is found where include/opd has it once, so that moving code and formatting it leave the list as it is. A mutant whose text is
-gone is called lost, and counts as one that survives. What ends in a semicolon is taken as a statement, all else as an expression. A
-line that begins with `~` is a mutant that no test can tell from the original; the reason follows after ` // `.
+The list: `[file]` of include/opd, or `[examples/…]`, and the names of its tests (area.name), then a mutant a line,
+`old ==> new`. `old` occurs once in the file (`2@old`: the second time of all); spaces in it stand for any white space,
+line breaks too. Text that has moved to another file is found where include/opd has it once, so that moving code and
+formatting it leave the list as it is. A mutant whose text is gone is called lost, and counts as one that survives.
+What ends in a semicolon is taken as a statement, all else as an expression. A line that begins with `~` is a mutant
+that no test can tell from the original; the reason follows after ` // `.
 """
 import argparse
 import os
@@ -26,6 +28,7 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+TRAINER = {"trainer.model": ["model/model.cpp"]}  # of examples/trainer: what its tests run, in float and in double
 
 
 class Mutant:
@@ -59,6 +62,7 @@ def read_list(path):
 def find(mutants):
     """Where each mutant's text stands: {file: [(begin, end, mutant)]}, and the mutants that are lost."""
     texts = {str(p.relative_to(ROOT / "include/opd")): p.read_text() for p in sorted((ROOT / "include/opd").rglob("*.*"))}
+    texts |= {m.file: (ROOT / m.file).read_text() for m in mutants if m.file.startswith("examples/")}
     found, lost = {}, []
     for m in mutants:
         pattern = re.compile(r"\s+".join(re.escape(word) for word in m.old.split()))
@@ -79,8 +83,13 @@ def plant(found, to):
     """A copy of include/ with every mutant in it."""
     shutil.rmtree(to, ignore_errors=True)
     shutil.copytree(ROOT / "include", to)
+    shutil.rmtree(to.parent / "examples", ignore_errors=True)
     for file, places in found.items():
         path = to / "opd" / file
+        if file.startswith("examples/"):
+            path = to.parent / file
+            path.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / file, path)
         text = path.read_text()
         for begin, end, m in sorted(places, key=lambda x: -x[0]):  # from the end, so that places stay
             old = text[begin:end]
@@ -107,6 +116,23 @@ def eigen():
     return flags_of("eigen3", "--cflags", ["-I/usr/include/eigen3"])
 
 
+def trainer_folders(folder):
+    return [f"-I{folder / 'examples/trainer'}", f"-I{ROOT / 'examples/trainer'}"]
+
+
+def build_model(name, cxx, flags, folder):
+    objects = []
+    for file in TRAINER[name]:
+        planted = folder / "examples/trainer" / file
+        source = planted if planted.exists() else ROOT / "examples/trainer" / file
+        for number in ("float", "double"):
+            objects.append(folder / f"{source.stem}_{number}.o")
+            double = ["-DTRAINER_NUMBERS=double"] if number == "double" else []
+            subprocess.run([cxx, *flags, *trainer_folders(folder), *double, "-ffp-contract=off", "-fno-math-errno",
+                            "-c", source, "-o", objects[-1]], check=True)
+    return objects
+
+
 def build(tests, folder, headers, jobs):
     cxx = os.environ.get("CXX", "g++")
     flags = ["-std=c++20", "-O1", "-w", f"-I{headers}", f"-I{ROOT}/tests", f"-I{ROOT}/examples", *eigen(),
@@ -120,6 +146,7 @@ def build(tests, folder, headers, jobs):
             continue
         support.append(folder / f"{source.stem}.o")
         subprocess.run([cxx, *flags, "-include", "opd_mutant.hpp", "-c", source, "-o", support[-1]], check=True)
+    plain = [*flags, "-include", "opd_mutant.hpp"]  # the trainer's flags are not those of the precompiled header
     flags = [*flags, "-include", folder / "precompiled.hpp", "-include", "opd_mutant.hpp"]
     running, waiting = [], list(tests)
     while running or waiting:
@@ -127,10 +154,13 @@ def build(tests, folder, headers, jobs):
             name = waiting.pop(0)
             area, _, stem = name.partition(".")
             source = ROOT / "tests" / area / f"{stem}_test.cpp"
+            sources = [source, *support]
+            if area == "trainer":
+                sources += build_model(name, cxx, plain, folder)
             httplib = [flags_of("cpp-httplib", what, []) if area == "serve" else [] for what in ("--cflags", "--libs")]
             running.append((name, subprocess.Popen(
-                [cxx, *flags, *httplib[0], source, *support, "-o", folder / name, "-lrapidcheck", "-lpthread",
-                 *httplib[1]])))
+                [cxx, *flags, *trainer_folders(folder), *httplib[0], *sources, "-o", folder / name, "-lrapidcheck",
+                 "-lpthread", *httplib[1]])))
             print("building", name, flush=True)
         name, process = running.pop(0)
         if process.wait() != 0:

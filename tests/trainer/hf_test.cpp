@@ -25,6 +25,7 @@
 #include <vector>
 
 #include <fmt/format.h>
+#include <spdlog/sinks/ostream_sink.h>
 #include <spdlog/spdlog.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -200,6 +201,14 @@ void compare(const std::string& name, double limit) {
         compared += expected.size();
     }
     CHECK(compared == static_cast<std::size_t>(directory.source().numbers));
+
+    training_pass<T> checkpointed(model, threads, true);
+    std::vector<T> again;
+    checkpointed.set_sequences(e.sequences);
+    checkpointed.forward(logits.data());
+    checkpointed.backward(d.data(), again);
+    REQUIRE(again.size() == gradient.size());
+    CHECK(std::memcmp(again.data(), gradient.data(), again.size() * sizeof(T)) == 0);
 }
 
 // Every weight's bits.
@@ -720,6 +729,49 @@ TEST_CASE("the memory of a model is known before it is taken") {
     says(said, std::to_string(d.source().numbers) + " weights in F32 (1 file)");
 }
 
+namespace {
+
+/// qwen2 learns from llama, on prompts of three ids: 10 steps of 8 answers.
+hf::distil_settings small_run(const scratch& dir, const std::string& out) {
+    const std::string golden = OPD_TEST_SOURCE_DIR "/tests/trainer/hf_golden/";
+    hf::distil_settings s;
+    s.student = golden + "qwen2", s.teacher = golden + "llama";
+    s.prompts = dir / "prompts.jsonl", s.out = dir / out, s.log = dir / (out + ".jsonl");
+    s.ends = {5, 9};
+    s.max_response = 10, s.held_out = 4, s.say_every = 4;
+    auto& d = s.settings.distill;
+    d.steps = 10, d.prompts = 4, d.answers = 2, d.warmup = 2, d.rate = 1e-2;
+    s.settings.run.threads = 2, s.settings.run.checkpoint_every = 4;
+    std::string lines;
+    for (int i = 0; i < 20; ++i) lines += fmt::format("{{\"ids\": [{}, {}, 3]}}\n", i, (7 * i) % 40);
+    put(s.prompts, lines);
+    spdlog::set_level(spdlog::level::warn);
+    return s;
+}
+
+} // namespace
+
+TEST_CASE("what a run's activations take is told before, checkpointed or not") {
+    const scratch dir;
+    const model_shape shape = model_directory(OPD_TEST_SOURCE_DIR "/tests/trainer/hf_golden/qwen2", 13).shape();
+    for (const bool checkpointed : {false, true}) {
+        hf::distil_settings s = small_run(dir, checkpointed ? "again" : "kept");
+        s.settings.distill.steps = 1, s.settings.distill.gradient_checkpointing = checkpointed;
+        std::ostringstream told;
+        {
+            const std::shared_ptr<void> back(
+                nullptr, [before = spdlog::default_logger()](void*) { spdlog::set_default_logger(before); });
+            spdlog::set_default_logger(
+                std::make_shared<spdlog::logger>("test", std::make_shared<spdlog::sinks::ostream_sink_mt>(told)));
+            hf::distil(s);
+        }
+        const auto bytes = static_cast<double>(hf::activation_bytes(shape, 8, 13, 2, checkpointed));
+        says(told.str(), fmt::format(", {}activations of 8 answers of 13 tokens {:.3g}, ",
+                                     checkpointed ? "checkpointed " : "", bytes / 1e9));
+    }
+    CHECK(same_bits(weights_of(dir / "again"), weights_of(dir / "kept")));
+}
+
 TEST_CASE("a student learns from a teacher of another family, in a directory that is read again") {
     const scratch dir;
     const auto golden = [](const std::string& name) { return OPD_TEST_SOURCE_DIR "/tests/trainer/hf_golden/" + name; };
@@ -927,24 +979,6 @@ TEST_CASE("a teacher of another tokenizer is refused, unless it is accepted") {
 
 namespace {
 
-/// qwen2 learns from llama, on prompts of three ids: 10 steps of 8 answers.
-hf::distil_settings small_run(const scratch& dir, const std::string& out) {
-    const std::string golden = OPD_TEST_SOURCE_DIR "/tests/trainer/hf_golden/";
-    hf::distil_settings s;
-    s.student = golden + "qwen2", s.teacher = golden + "llama";
-    s.prompts = dir / "prompts.jsonl", s.out = dir / out, s.log = dir / (out + ".jsonl");
-    s.ends = {5, 9};
-    s.max_response = 10, s.held_out = 4, s.say_every = 4;
-    auto& d = s.settings.distill;
-    d.steps = 10, d.prompts = 4, d.answers = 2, d.warmup = 2, d.rate = 1e-2;
-    s.settings.run.threads = 2, s.settings.run.checkpoint_every = 4;
-    std::string lines;
-    for (int i = 0; i < 20; ++i) lines += fmt::format("{{\"ids\": [{}, {}, 3]}}\n", i, (7 * i) % 40);
-    put(s.prompts, lines);
-    spdlog::set_level(spdlog::level::warn);
-    return s;
-}
-
 std::vector<json> lines_of(const std::string& path) {
     std::vector<json> r;
     std::istringstream in(text_of(path));
@@ -999,12 +1033,13 @@ TEST_CASE("a run that stops, again and again, and goes on ends in the bits of an
         s.out = dir / "parts", s.log = dir / "parts.jsonl", s.checkpoint = dir / "run.ckpt";
         for (const int threads : {1, 2}) {
             s.stop_after = 3, s.settings.run.threads = threads;
+            s.settings.distill.gradient_checkpointing = threads == 1; // of which no bit depends
             says(refused([&] { hf::distil(s); }, exit_interrupted), "--resume goes on from " + s.checkpoint);
             CHECK(!fs::exists(s.out));
             s.resume = true;
         }
         CHECK(lines_of(s.log).size() == 6);
-        s.stop_after = -1;
+        s.stop_after = -1, s.settings.distill.gradient_checkpointing = true;
         const hf::distil_report parts = hf::distil(s);
         CHECK(!fs::exists(s.checkpoint)); // nothing is left to go on with
         CHECK(parts.kl_before == whole.kl_before);
@@ -1390,6 +1425,7 @@ TEST_CASE("the program does what its options say, and refuses those that nothing
                          "--lora=2",
                          "--lora-alpha=8",
                          "--micro-batch=3",
+                         "--gradient-checkpointing",
                          "--estimator=jsd",
                          "--jsd-w=0.3",
                          "--kv-tokens=64",

@@ -359,6 +359,104 @@ TEST_CASE("a large model, without copies and with its sequences together, has th
     }
 }
 
+// What a pass leaves is compared by the thread that ran it, after its team has returned.
+TEST_CASE("gradients of a pass that computes layers again have the bits of one that keeps them") {
+    struct shaped {
+        const char* name;
+        model_shape shape;
+    };
+    model_shape llama = small_shape(false), one = small_shape(false), wide = small_shape(true);
+    llama.qk_norm = false;
+    one.layers = 1;
+    wide.width = 256, wide.ffn = 520, wide.vocabulary = 300, wide.head_dim = 12; // products that a team shares
+    shaped all[] = {{"qwen3", small_shape(false)},
+                    {"qwen3, tied, wide", wide},
+                    {"qwen2", other_family(small_shape(true), rope::scaling::none, false)},
+                    {"llama", llama},
+                    {"llama, biases, stretched", other_family(small_shape(false), rope::scaling::llama3, true)},
+                    {"one layer", one}};
+    const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
+        return a.size() == b.size() && !a.empty() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+    };
+    for (auto& [name, shape] : all) {
+        CAPTURE(name);
+        if (shape.layers > 1) shape.layers = 4;
+        transformer<float> model(shape);
+        model.initialise(6);
+        const auto jitter = coefficients<float>(model.layout.size); // norms start at 1, biases at 0
+        for (std::size_t i = 0; i < model.weights.size(); ++i) model.weights[i] += 0.1f * jitter[i];
+        model.weights_changed();
+        const index_t v = shape.vocabulary, d = shape.width;
+        // packed; then more rows of fewer sequences, and fewer rows, in the same memory
+        const std::vector<std::vector<std::vector<std::int32_t>>> batches = {
+            random_sequences(shape.vocabulary, {5, 1, 20}), random_sequences(shape.vocabulary, {33, 14}),
+            random_sequences(shape.vocabulary, {3, 2})};
+        struct results {
+            std::vector<float> logits, gradient, states, rest;
+        };
+        const auto run = [&](bool checkpointed, int size) {
+            opd::thread_team threads(size);
+            training_pass<float> pass(model, threads, checkpointed);
+            std::vector<results> r(batches.size());
+            for (std::size_t i = 0; i < r.size(); ++i) {
+                const index_t rows = pass.set_sequences(batches[i]);
+                r[i].logits.resize(static_cast<std::size_t>(rows * v));
+                pass.forward(r[i].logits.data());
+                pass.backward(coefficients<float>(rows * v).data(), r[i].gradient);
+                r[i].states.resize(static_cast<std::size_t>(rows * d));
+                pass.forward_states(r[i].states.data());
+                pass.forward_states(r[i].states.data()); // what looks at log-probs alone goes forward and not back
+                r[i].rest.assign(model.weights.size(), 0.5f);
+                pass.backward_states(coefficients<float>(rows * d).data(), r[i].rest);
+            }
+            return r;
+        };
+        for (const bool large : {false, true}) { // each sequence by itself, all together
+            CAPTURE(large);
+            model.large = large;
+            const std::vector<results> kept = run(false, 2);
+            for (const int size : {1, 2, 3}) {
+                CAPTURE(size);
+                const std::vector<results> again = run(true, size);
+                for (std::size_t i = 0; i < kept.size(); ++i) {
+                    CAPTURE(i);
+                    CHECK(same(again[i].logits, kept[i].logits));
+                    CHECK(same(again[i].gradient, kept[i].gradient));
+                    CHECK(same(again[i].states, kept[i].states));
+                    CHECK(same(again[i].rest, kept[i].rest));
+                }
+            }
+        }
+    }
+}
+
+TEST_CASE("memory that grows with its rows takes what they need") {
+    const model_shape shape = small_shape(true);
+    transformer<float> model(shape);
+    model.initialise(1);
+    for (const bool checkpointed : {false, true}) {
+        forward_state<float> state;
+        state.checkpointed = checkpointed;
+        for (const index_t rows : {5, 9, 10, 3}) {
+            const auto most = static_cast<std::size_t>(std::max<index_t>(rows, rows == 3 ? 10 : 0));
+            const auto tokens = random_sequences(shape.vocabulary, {static_cast<int>(rows)}).front();
+            model_shape cached = shape;
+            if (checkpointed) cached.layers = 1;
+            kv_cache<float> cache;
+            cache.resize(cached, 1, rows);
+            const segment whole{.slot = 0, .start = 0, .count = rows};
+            forward_states<float>(model, std::span(&whole, 1), tokens, cache, state, true);
+            CHECK(state.layers.size() == 2);
+            for (const auto& l : state.layers) {
+                CHECK(l.x.capacity() == most * 6);
+                CHECK(l.gu.capacity() == (checkpointed ? 0 : most * 20));
+            }
+            CHECK(state.shared.gu.capacity() == (checkpointed ? most * 20 : 0));
+            CHECK(state.shared.x.empty());
+        }
+    }
+}
+
 TEST_CASE("each pair of numbers turns by its own frequency, stretched as the model says") {
     const auto all = [](const rope& r) {
         std::vector<double> f;

@@ -200,11 +200,27 @@ std::vector<token> end_tokens(const model_source& source) {
     }
 }
 
-std::int64_t activation_bytes(const model_shape& s, std::int64_t rows) {
-    const index_t d = s.width, f = s.ffn, q = s.q_width(), kv = s.kv_width();
-    // layer_rows; keys and values; layer_gradients
-    const index_t forward = 4 * d + s.qkv_width() + (s.heads + s.kv_heads) + (q + kv) + 2 * s.heads + q + 3 * f + 2;
-    return static_cast<std::int64_t>(sizeof(float)) * rows * (s.layers * (forward + 2 * kv + s.qkv_width()) + 4 * d);
+std::int64_t activation_bytes(const model_shape& s, std::int64_t sequences, std::int64_t length, int threads,
+                              bool checkpointed) {
+    const index_t d = s.width, f = s.ffn, q = s.q_width(), kv = s.kv_width(), rows = sequences * length;
+    const bool large = model_layout(s).size * index_t{sizeof(float)} > transformer<float>::large_bytes;
+    const index_t columns = (length + 15) / 16 * 16, workers = std::min<index_t>(threads, sequences);
+    // layer_rows without x; keys and values; the gradient of qkv
+    const index_t layer = rows * (3 * d + s.qkv_width() + (s.heads + s.kv_heads) + (q + kv) + 2 * s.heads + q + 3 * f +
+                                  2 + s.qkv_width()) +
+                          sequences * columns * 2 * kv;
+    const index_t layers = s.layers * rows * d + (checkpointed ? 1 : s.layers) * layer;
+    // what enters and leaves the last norm, d_x0; states and their gradient
+    const index_t ends = rows * (5 * d + 1);
+    // sums over a sequence
+    const index_t norms = 2 * d + (s.qk_norm ? 2 * s.head_dim : 0), biases = s.attention_bias ? s.qkv_width() : 0;
+    const index_t sums = sequences * (s.layers * (norms + biases + (s.output_bias ? d : 0)) + d);
+    // on the way back; a large model's sequences go together, and threads share out what they do
+    const index_t back = (large ? rows : workers * length) * (d + f + 2 * q + kv);
+    const index_t attention = (large ? std::min<index_t>(threads, sequences * s.kv_heads) : workers) *
+                              (2 * length + s.head_dim) * (columns + 16);
+    const index_t scores = (large ? threads : sequences) * std::max<index_t>(12, s.heads) * columns;
+    return std::int64_t{sizeof(float)} * (layers + ends + sums + back + attention + scores);
 }
 
 const option_names& distil_options() {
@@ -216,7 +232,7 @@ const option_names& distil_options() {
                           {"--weight-decay", "--decay"}};
         std::istringstream same(
             "--seed --threads --checkpoint-every --estimator --answers --mini-batches --micro-batch "
-            "--warmup --rate --temperature --hidden-budget --jsd-w --jsd-o --skew --alpha --k "
+            "--gradient-checkpointing --warmup --rate --temperature --hidden-budget --jsd-w --jsd-o --skew --alpha --k "
             "--topk-from --m --budget --shape --shape-a --shape-b --surrogate --clip-low --clip-high "
             "--dual-clip --ratio-cap --baseline --selector --selector-a --selector-b "
             "--advantage-clip --self-normalise --accept-bias --m2po --correction --loss-clamp "
@@ -385,7 +401,8 @@ void distillation::say_memory() const {
         (s_.lora_rank > 0 ? gradient + lora::bytes(shape, s_.lora_rank, of_student_->source().types == "BF16")
                           : mine.training) +
         (at_once < update ? gradient : 0); // and the sum of the parts before
-    const std::int64_t activations = activation_bytes(shape, at_once * length);
+    const bool checkpointed = c_.distill.gradient_checkpointing;
+    const std::int64_t activations = activation_bytes(shape, at_once, length, learner_threads_of(c_), checkpointed);
     const std::int64_t engines = overlaps() ? rollout_workers_of(c_) : threads_of(c_);
     const std::int64_t lanes =
         std::clamp<std::int64_t>(c_.distill.slots / engines, 1, overlaps() ? most_threads : batch);
@@ -398,11 +415,12 @@ void distillation::say_memory() const {
     spdlog::info("student {}", of_student_->source().describe());
     spdlog::info("teacher {}", of_teacher_->source().describe());
     spdlog::info(
-        "memory: {:.3g} GB at most: student {:.3g}, {} {:.3g}, teacher {:.3g}, activations of {} answers of {} "
-        "tokens {:.3g}, keys and values {:.3g}{}",
+        "memory: {:.3g} GB at most: student {:.3g}, {} {:.3g}, teacher {:.3g}, {} of {} answers of {} tokens {:.3g}, "
+        "keys and values {:.3g}{}",
         gigabytes(mine.model + learning + theirs.model + activations + cache + copies), gigabytes(mine.model),
         s_.lora_rank > 0 ? "gradient, base and adapters" : "gradient and AdamW", gigabytes(learning),
-        gigabytes(theirs.model), at_once, length, gigabytes(activations), gigabytes(cache),
+        gigabytes(theirs.model), checkpointed ? "checkpointed activations" : "activations", at_once, length,
+        gigabytes(activations), gigabytes(cache),
         copies > 0 ? fmt::format(", weights of rollout {:.3g}", gigabytes(copies)) : std::string());
 }
 
@@ -644,9 +662,11 @@ distil_report distillation::go() {
     };
     if (!s_.log.empty()) log_.open(s_.log, s_.resume ? earlier : std::function<bool(const std::string&)>());
     begin_ = std::chrono::steady_clock::now();
-    with_memory_for("distillation: --batch, --answers, --micro-batch, --max-response and --slots set how much", [&] {
-        if (state_.step < steps()) overlaps() ? on_threads() : in_turns();
-    });
+    with_memory_for("distillation: --batch, --answers, --micro-batch, --gradient-checkpointing, --max-response and "
+                    "--slots set how much",
+                    [&] {
+                        if (state_.step < steps()) overlaps() ? on_threads() : in_turns();
+                    });
     if (left_)
         throw failure(exit_interrupted, s_.checkpoint.empty()
                                             ? fmt::format("stopped after {} steps: nothing is written", state_.step)

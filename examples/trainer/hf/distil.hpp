@@ -57,8 +57,10 @@ void check_same_tokenizer(const model_source& student, const model_source& teach
 /// The ids that end a text, as generation_config.json says, or config.json where that says none. Empty: neither does.
 std::vector<token> end_tokens(const model_source& source);
 
-/// Bytes of what is kept of `rows` input positions in `sequences` between a training forward and its backward pass.
-std::int64_t activation_bytes(const model_shape& shape, std::int64_t rows);
+/// Bytes that a learner takes for a forward and a backward pass over so many sequences of `length` input tokens: what
+/// training_pass holds, and the head's inputs with their gradient. Rows of logits are not among them.
+std::int64_t activation_bytes(const model_shape& shape, std::int64_t sequences, std::int64_t length, int threads,
+                              bool checkpointed);
 
 struct distil_settings {
     std::string student, teacher, prompts, out; ///< out: may not be there yet

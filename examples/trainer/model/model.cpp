@@ -208,9 +208,12 @@ void transformer<T>::weights_changed() {
 
 // --- memory ----------------------------------------------------------------------------------------------------------
 
+// What was there is lost. A vector that grows by itself keeps it beside the new numbers, and takes up to twice as many.
 template <class T>
 static void grow(std::vector<T>& v, index_t size) {
-    if (v.size() < static_cast<std::size_t>(size)) v.resize(static_cast<std::size_t>(size));
+    if (v.size() >= static_cast<std::size_t>(size)) return;
+    v = {};
+    v.resize(static_cast<std::size_t>(size));
 }
 
 template <class T>
@@ -260,7 +263,6 @@ void kv_cache<T>::move(index_t slot, index_t from, index_t to) {
 
 template <class T>
 void layer_rows<T>::resize(const model_shape& s, index_t rows) {
-    grow(x, rows * s.width);
     grow(inv1, rows);
     grow(n1, rows * s.width);
     grow(qkv, rows * s.qkv_width());
@@ -279,7 +281,12 @@ void layer_rows<T>::resize(const model_shape& s, index_t rows) {
 template <class T>
 void forward_state<T>::resize(const model_shape& s, index_t rows, index_t capacity, bool keep) {
     layers.resize(keep ? static_cast<std::size_t>(s.layers) : 1);
-    for (auto& l : layers) l.resize(s, rows);
+    const bool shares = keep && checkpointed;
+    for (auto& l : layers) {
+        grow(l.x, rows * s.width);
+        if (!shares) l.resize(s, rows);
+    }
+    if (shares) shared.resize(s, rows);
     grow(x, rows * s.width);
     grow(inv, rows);
     grow(n, rows * s.width);
@@ -460,92 +467,99 @@ void place_rows(std::span<const segment> segments, forward_state<T>& state) {
     }
 }
 
+// One layer, from x (R,D): to l and, if that is not null, to `next` (R,D). In the cache it is layer `cached`.
+template <class T>
+void forward_layer(const transformer<T>& model, index_t layer, std::span<const segment> segments, index_t rows,
+                   kv_cache<T>& cache, index_t cached, const T* x, layer_rows<T>& l, T* next, forward_state<T>& state) {
+    const model_shape& s = model.shape;
+    const index_t d = s.width, f = s.ffn, qk_width = s.q_width() + s.kv_width(), qk_heads = s.heads + s.kv_heads;
+    const index_t page = cache.page();
+    opd::thread_team* const threads = state.threads;
+    const layer_tensors& w = model.layout.layers[static_cast<std::size_t>(layer)];
+    index_t seen = 0; // columns, by all rows
+    for (const segment& g : segments) seen += g.rows() * (g.start + g.rows());
+
+    // queries, keys and values; the keys and values of all rows are in the cache before any row attends
+    each_row(threads, rows, d, [&](index_t r) {
+        l.inv1[static_cast<std::size_t>(r)] =
+            rms_norm(x + r * d, model.at(w.norm1), d, s.norm_epsilon, l.n1.data() + r * d);
+    });
+    linear(model, w.wqkv, l.n1.data(), rows, l.qkv.data(), threads);
+    std::atomic<bool> apart = false;
+    const auto of_segment = [&](std::size_t n) { return std::pair(segments[n], state.firsts[n]); };
+    share(threads, std::ssize(segments), rows * s.qkv_width(), 0, [&](index_t n, int) {
+        const auto [g, first] = of_segment(static_cast<std::size_t>(n));
+        for (index_t i = 0; i < g.rows(); ++i) {
+            const index_t row = first + i, column = g.step * g.stride + g.start + g.known + i,
+                          position = state.positions[static_cast<std::size_t>(row)];
+            if (s.attention_bias) add_row(model.at(w.bqkv), s.qkv_width(), l.qkv.data() + row * s.qkv_width());
+            const T* raw = l.qkv.data() + row * s.qkv_width();
+            T* qk = l.qk.data() + row * qk_width;
+            for (index_t h = 0; h < qk_heads; ++h) {
+                if (s.qk_norm)
+                    l.invqk[static_cast<std::size_t>(row * qk_heads + h)] =
+                        rms_norm(raw + h * s.head_dim, model.at(h < s.heads ? w.q_norm : w.k_norm), s.head_dim,
+                                 s.norm_epsilon, qk + h * s.head_dim);
+                else
+                    std::copy_n(raw + h * s.head_dim, s.head_dim, qk + h * s.head_dim);
+                rotate(qk + h * s.head_dim, model.cosines(position), model.sines(position), T(1), s.head_dim / 2);
+            }
+            for (index_t kv = 0; kv < s.kv_heads; ++kv) {
+                T* keys = cache.keys(cached, g.slot, kv, column / page) + column % page;
+                for (index_t i_dim = 0; i_dim < s.head_dim; ++i_dim)
+                    keys[i_dim * page] = qk[s.q_width() + kv * s.head_dim + i_dim];
+            }
+            std::copy_n(raw + qk_width, s.kv_width(),
+                        cache.values(cached, g.slot, column / page) + column % page * s.kv_width());
+            // what is known may be anything
+            if (g.known > 0 || (i >= g.count && !all_finite(raw + qk_width, s.kv_width()))) apart = true;
+        }
+    });
+    state.apart = apart;
+    share(threads, std::ssize(segments) * s.kv_heads, s.q_width() * seen, 0, [&](index_t i, int worker) {
+        const auto [g, first] = of_segment(static_cast<std::size_t>(i / s.kv_heads));
+        attend_segment(s, g, first, cached, i % s.kv_heads, cache, l, state,
+                       state.scores.data() + worker * std::max<index_t>(query_tile, s.heads) * cache.capacity());
+    });
+
+    // the rest of the layer is local to a row: of a small model tile by tile, so that it stays in the cache
+    const index_t tile = model.large ? std::max<index_t>(1, rows) : row_tile;
+    for (index_t r0 = 0; r0 < rows; r0 += tile) {
+        const index_t n = std::min(tile, rows - r0);
+        std::copy_n(x + r0 * d, n * d, l.x2.data() + r0 * d);
+        linear(model, w.wo, l.att.data() + r0 * s.q_width(), n, l.x2.data() + r0 * d, threads, true);
+        each_row(threads, n, d, [&](index_t i) {
+            const index_t r = r0 + i;
+            if (s.output_bias) add_row(model.at(w.bo), d, l.x2.data() + r * d);
+            l.inv2[static_cast<std::size_t>(r)] =
+                rms_norm(l.x2.data() + r * d, model.at(w.norm2), d, s.norm_epsilon, l.n2.data() + r * d);
+        });
+        linear(model, w.wgu, l.n2.data() + r0 * d, n, l.gu.data() + r0 * 2 * f, threads);
+        each_row(threads, n, 2 * f, [&](index_t i) {
+            const index_t r = r0 + i;
+            swiglu(l.gu.data() + r * 2 * f, l.gu.data() + r * 2 * f + f, f, l.h.data() + r * f);
+        });
+        if (next == nullptr) continue;
+        std::copy_n(l.x2.data() + r0 * d, n * d, next + r0 * d);
+        linear(model, w.wdown, l.h.data() + r0 * f, n, next + r0 * d, threads, true);
+    }
+}
+
 } // namespace
 
 template <class T>
 void forward_layers(const transformer<T>& model, std::span<const segment> segments, index_t rows, kv_cache<T>& cache,
                     forward_state<T>& state, bool keep) {
     const model_shape& s = model.shape;
-    const index_t d = s.width, f = s.ffn, qk_width = s.q_width() + s.kv_width(), qk_heads = s.heads + s.kv_heads;
-    const index_t page = cache.page();
+    const index_t d = s.width;
     const auto taps = tapped_layers(s.layers);
-    opd::thread_team* const threads = state.threads;
     if (state.tapped) grow(state.taps, rows * 3 * d);
     place_rows(segments, state);
-    index_t seen = 0; // columns, by all rows
-    for (const segment& g : segments) seen += g.rows() * (g.start + g.rows());
-
-    layer_rows<T>* l = &state.layers[0];
+    const auto input = [&](index_t i) { return state.layers[keep ? static_cast<std::size_t>(i) : 0].x.data(); };
     for (index_t layer = 0; layer < s.layers; ++layer) {
-        const layer_tensors& w = model.layout.layers[static_cast<std::size_t>(layer)];
-        l = &state.layers[keep ? static_cast<std::size_t>(layer) : 0];
-
-        // queries, keys and values; the keys and values of all rows are in the cache before any row attends
-        each_row(threads, rows, d, [&](index_t r) {
-            l->inv1[static_cast<std::size_t>(r)] =
-                rms_norm(l->x.data() + r * d, model.at(w.norm1), d, s.norm_epsilon, l->n1.data() + r * d);
-        });
-        linear(model, w.wqkv, l->n1.data(), rows, l->qkv.data(), threads);
-        std::atomic<bool> apart = false;
-        const auto of_segment = [&](std::size_t n) { return std::pair(segments[n], state.firsts[n]); };
-        share(threads, std::ssize(segments), rows * s.qkv_width(), 0, [&](index_t n, int) {
-            const auto [g, first] = of_segment(static_cast<std::size_t>(n));
-            for (index_t i = 0; i < g.rows(); ++i) {
-                const index_t row = first + i, column = g.step * g.stride + g.start + g.known + i,
-                              position = state.positions[static_cast<std::size_t>(row)];
-                if (s.attention_bias) add_row(model.at(w.bqkv), s.qkv_width(), l->qkv.data() + row * s.qkv_width());
-                const T* raw = l->qkv.data() + row * s.qkv_width();
-                T* qk = l->qk.data() + row * qk_width;
-                for (index_t h = 0; h < qk_heads; ++h) {
-                    if (s.qk_norm)
-                        l->invqk[static_cast<std::size_t>(row * qk_heads + h)] =
-                            rms_norm(raw + h * s.head_dim, model.at(h < s.heads ? w.q_norm : w.k_norm), s.head_dim,
-                                     s.norm_epsilon, qk + h * s.head_dim);
-                    else
-                        std::copy_n(raw + h * s.head_dim, s.head_dim, qk + h * s.head_dim);
-                    rotate(qk + h * s.head_dim, model.cosines(position), model.sines(position), T(1), s.head_dim / 2);
-                }
-                for (index_t kv = 0; kv < s.kv_heads; ++kv) {
-                    T* keys = cache.keys(layer, g.slot, kv, column / page) + column % page;
-                    for (index_t i_dim = 0; i_dim < s.head_dim; ++i_dim)
-                        keys[i_dim * page] = qk[s.q_width() + kv * s.head_dim + i_dim];
-                }
-                std::copy_n(raw + qk_width, s.kv_width(),
-                            cache.values(layer, g.slot, column / page) + column % page * s.kv_width());
-                // what is known may be anything
-                if (g.known > 0 || (i >= g.count && !all_finite(raw + qk_width, s.kv_width()))) apart = true;
-            }
-        });
-        state.apart = apart;
-        share(threads, std::ssize(segments) * s.kv_heads, s.q_width() * seen, 0, [&](index_t i, int worker) {
-            const auto [g, first] = of_segment(static_cast<std::size_t>(i / s.kv_heads));
-            attend_segment(s, g, first, layer, i % s.kv_heads, cache, *l, state,
-                           state.scores.data() + worker * std::max<index_t>(query_tile, s.heads) * cache.capacity());
-        });
-
-        // the rest of the layer is local to a row: of a small model tile by tile, so that it stays in the cache
-        T* next = keep && layer + 1 < s.layers ? state.layers[static_cast<std::size_t>(layer + 1)].x.data()
-                  : layer + 1 < s.layers       ? l->x.data()
-                                               : state.x.data();
-        const index_t tile = model.large ? std::max<index_t>(1, rows) : row_tile;
-        for (index_t r0 = 0; r0 < rows; r0 += tile) {
-            const index_t n = std::min(tile, rows - r0);
-            std::copy_n(l->x.data() + r0 * d, n * d, l->x2.data() + r0 * d);
-            linear(model, w.wo, l->att.data() + r0 * s.q_width(), n, l->x2.data() + r0 * d, threads, true);
-            each_row(threads, n, d, [&](index_t i) {
-                const index_t r = r0 + i;
-                if (s.output_bias) add_row(model.at(w.bo), d, l->x2.data() + r * d);
-                l->inv2[static_cast<std::size_t>(r)] =
-                    rms_norm(l->x2.data() + r * d, model.at(w.norm2), d, s.norm_epsilon, l->n2.data() + r * d);
-            });
-            linear(model, w.wgu, l->n2.data() + r0 * d, n, l->gu.data() + r0 * 2 * f, threads);
-            each_row(threads, n, 2 * f, [&](index_t i) {
-                const index_t r = r0 + i;
-                swiglu(l->gu.data() + r * 2 * f, l->gu.data() + r * 2 * f + f, f, l->h.data() + r * f);
-            });
-            std::copy_n(l->x2.data() + r0 * d, n * d, next + r0 * d);
-            linear(model, w.wdown, l->h.data() + r0 * f, n, next + r0 * d, threads, true);
-        }
+        T* const next = layer + 1 < s.layers ? input(layer + 1) : state.x.data();
+        forward_layer<T>(model, layer, segments, rows, cache, keep ? state.cached_as(layer) : layer, input(layer),
+                         keep ? state.rows_of(layer) : state.layers[0], next, state);
         for (index_t tap = 0; state.tapped && tap < std::ssize(taps); ++tap)
             for (index_t r = 0; r < rows && taps[static_cast<std::size_t>(tap)] == layer + 1; ++r) {
                 const T* x = next + r * d;
@@ -632,7 +646,7 @@ struct attention_backward {
         using Num = number<T>;
         const index_t stride = round_up(rows, 16) + 16, group = s.heads / s.kv_heads;
         const index_t hd = s.head_dim, q_width = s.q_width(), qk_width = q_width + s.kv_width(), qkv = s.qkv_width();
-        layer_rows<T>& l = pass.forward.layers[static_cast<std::size_t>(layer)];
+        const layer_rows<T>& l = pass.forward.rows_of(layer);
         const T *const all_q = l.qk.data() + first * qk_width, *const att = l.att.data() + first * q_width;
         d_att += first * q_width, d_qk += first * qk_width, d_qkv += first * qkv;
         grow(scratch, 2 * rows * stride + hd * stride);
@@ -641,8 +655,9 @@ struct attention_backward {
         T* vt = ds + rows * stride; // (head_dim,stride) values, transposed
         const T factor = T(1) / std::sqrt(static_cast<T>(hd));
         const Num lane = lane_numbers<T>();
-        const T* keys = pass.cache.keys(layer, slot, kv);
-        const T* values = pass.cache.values(layer, slot) + kv * hd;
+        const index_t cached = pass.forward.cached_as(layer);
+        const T* keys = pass.cache.keys(cached, slot, kv);
+        const T* values = pass.cache.values(cached, slot) + kv * hd;
         for (index_t r = 0; r < rows; ++r)
             for (index_t i = 0; i < hd; ++i) vt[i * stride + r] = values[r * s.kv_width() + i];
         for (index_t head = kv * group; head < (kv + 1) * group; ++head) {
@@ -753,123 +768,145 @@ void each_sequence(const sequence_pass<T>& pass, index_t from, index_t to, index
     });
 }
 
-// The gradient of the logits (R,V), or of what the head reads (R,D), or of what leaves the last layer (R,D): the others are null.
-// The last of `steps`: a sequence is of one, but in a training-time test. `scratch`: two of each thread; this one is
-// `thread`.
+// Scratch of a pass on its way back: two of each thread, of which this one is `thread`.
 template <class T>
-void backward_sequence(const transformer<T>& model, std::span<sequence_pass<T>* const> steps, const T* d_logits,
-                       const T* d_n, const T* d_last, std::span<std::vector<T>> scratch, int thread) {
+struct back_scratch {
+    std::span<std::vector<T>> all;
+    int thread;
+    T *dn, *dh, *d_att, *d_qk; // (R,D) of a norm's output, (R,F), (R,Q), (R,Q+KV)
+
+    back_scratch(const model_shape& s, index_t rows, std::span<std::vector<T>> of_threads, int worker)
+        : all(of_threads), thread(worker) {
+        std::vector<T>& mine = all[static_cast<std::size_t>(2 * thread)];
+        grow(mine, rows * (s.width + s.ffn + 2 * s.q_width() + s.kv_width()));
+        dn = mine.data();
+        dh = dn + rows * s.width;
+        d_att = dh + rows * s.ffn;
+        d_qk = d_att + rows * s.q_width();
+    }
+    std::vector<T>& of_attention(int worker) const { return all[static_cast<std::size_t>(2 * worker + 1)]; }
+};
+
+// To pass.d_x0, the gradient of what leaves the last layer (R,D): it is d_last, or comes from the gradient of the
+// logits (R,V) or of what the head reads (R,D). The other two are null.
+template <class T>
+void backward_top(const transformer<T>& model, sequence_pass<T>& pass, const T* d_logits, const T* d_n, const T* d_last,
+                  const back_scratch<T>& scratch) {
+    const index_t rows = pass.rows(), d = model.shape.width, count = std::ssize(pass.sequences);
+    grow(pass.d_x0, rows * d);
+    pass.layers.resize(static_cast<std::size_t>(model.shape.layers));
+    T *const dx = pass.d_x0.data(), *const dn = scratch.dn;
+    if (d_last) {
+        std::copy_n(d_last, rows * d, dx);
+        return;
+    }
+    pass.norm_f.assign(static_cast<std::size_t>(count * d), T(0));
+    if (d_logits) linear_backward(model, model.layout.head, d_logits, rows, dn, pass.forward.threads);
+    each_sequence(pass, 0, rows, d, [&](index_t n, index_t from, index_t to) {
+        backward_head(model, pass.forward.x.data() + from * d, pass.forward.inv.data() + from,
+                      static_cast<const T*>(nullptr), (d_logits ? dn : d_n) + from * d, to - from, dn + from * d,
+                      dx + from * d, pass.norm_f.data() + n * d);
+    });
+}
+
+// pass.d_x0 goes from the gradient of what leaves the layer to that of what enters it. What the gradients of the
+// layer's weights read is then there. The pass is the last of `steps`, which are one but in a training-time test.
+template <class T>
+void backward_layer(const transformer<T>& model, std::span<sequence_pass<T>* const> steps, index_t layer,
+                    const back_scratch<T>& scratch) {
     sequence_pass<T>& pass = *steps.back();
     opd::thread_team* const threads = pass.forward.threads;
     const model_shape& s = model.shape;
     const index_t rows = pass.rows(), d = s.width, f = s.ffn, hd = s.head_dim, count = std::ssize(pass.sequences);
     const index_t q_width = s.q_width(), qk_width = q_width + s.kv_width(), qkv = s.qkv_width();
-    std::vector<T>& mine = scratch[static_cast<std::size_t>(2 * thread)];
-    grow(mine, rows * (2 * d + f + q_width + qk_width));
-    T* dx = mine.data();              // (R,D) of the residual stream
-    T* dn = dx + rows * d;            // (R,D) of a norm's output
-    T* dh = dn + rows * d;            // (R,F)
-    T* d_att = dh + rows * f;         // (R,Q)
-    T* d_qk = d_att + rows * q_width; // (R,Q+KV)
+    T *const dx = pass.d_x0.data(), *const dn = scratch.dn, *const dh = scratch.dh, *const d_att = scratch.d_att,
+             *const d_qk = scratch.d_qk;
+    const layer_tensors& w = model.layout.layers[static_cast<std::size_t>(layer)];
+    const T* const x = pass.forward.layers[static_cast<std::size_t>(layer)].x.data();
+    layer_rows<T>& l = pass.forward.rows_of(layer);
+    if (pass.forward.checkpointed && layer + 1 < s.layers) // the last one's activations are those of the forward pass
+        forward_layer<T>(model, layer, pass.sequences, rows, pass.cache, pass.forward.cached_as(layer), x, l, nullptr,
+                         pass.forward);
+    layer_gradients<T>& g = pass.layers[static_cast<std::size_t>(layer)];
+    std::vector<T>& d_qkv = pass.d_qkv(layer);
+    grow(d_qkv, rows * qkv);
+    const index_t rest_size = rest_of(w);
+    g.rest.assign(static_cast<std::size_t>(count * rest_size), T(0));
+    const auto sums_of = [&](index_t n) { // of a sequence: its rest
+        struct {
+            T *norm1, *bqkv, *q_norm, *k_norm, *bo, *norm2;
+        } r;
+        r.norm1 = g.rest.data() + n * rest_size;
+        r.bqkv = r.norm1 + w.norm1.size();
+        r.q_norm = r.bqkv + w.bqkv.size();
+        r.k_norm = r.q_norm + w.q_norm.size();
+        r.bo = r.k_norm + w.k_norm.size();
+        r.norm2 = r.bo + w.bo.size();
+        return r;
+    };
 
-    if (d_last) {
-        std::copy_n(d_last, rows * d, dx);
-    } else {
-        pass.norm_f.assign(static_cast<std::size_t>(count * d), T(0));
-        if (d_logits) linear_backward(model, model.layout.head, d_logits, rows, dn, threads);
-        each_sequence(pass, 0, rows, d, [&](index_t n, index_t from, index_t to) {
-            backward_head(model, pass.forward.x.data() + from * d, pass.forward.inv.data() + from,
-                          static_cast<const T*>(nullptr), (d_logits ? dn : d_n) + from * d, to - from, dn + from * d,
-                          dx + from * d, pass.norm_f.data() + n * d);
+    // x = x2 + silu(gate) up Wdown^T
+    std::copy_n(dx, rows * d, of_output(pass, static_cast<int>(layer)));
+    const index_t tile = model.large ? std::max<index_t>(1, rows) : row_tile;
+    for (index_t r0 = 0; r0 < rows; r0 += tile) {
+        const index_t n = std::min(tile, rows - r0);
+        linear_backward(model, w.wdown, dx + r0 * d, n, dh + r0 * f, threads);
+        each_row(threads, n, 2 * f, [&](index_t i) {
+            const index_t r = r0 + i;
+            T* gate = l.gu.data() + r * 2 * f;
+            swiglu_backward(dh + r * f, gate, gate + f, f, gate, gate + f);
         });
-    }
-
-    pass.layers.resize(static_cast<std::size_t>(s.layers));
-    for (index_t layer = s.layers - 1; layer >= 0; --layer) {
-        const layer_tensors& w = model.layout.layers[static_cast<std::size_t>(layer)];
-        layer_rows<T>& l = pass.forward.layers[static_cast<std::size_t>(layer)];
-        layer_gradients<T>& g = pass.layers[static_cast<std::size_t>(layer)];
-        grow(g.qkv, rows * qkv);
-        const index_t rest_size = rest_of(w);
-        g.rest.assign(static_cast<std::size_t>(count * rest_size), T(0));
-        const auto sums_of = [&](index_t n) { // of a sequence: its rest
-            struct {
-                T *norm1, *bqkv, *q_norm, *k_norm, *bo, *norm2;
-            } r;
-            r.norm1 = g.rest.data() + n * rest_size;
-            r.bqkv = r.norm1 + w.norm1.size();
-            r.q_norm = r.bqkv + w.bqkv.size();
-            r.k_norm = r.q_norm + w.q_norm.size();
-            r.bo = r.k_norm + w.k_norm.size();
-            r.norm2 = r.bo + w.bo.size();
-            return r;
-        };
-
-        // x = x2 + silu(gate) up Wdown^T
-        std::copy_n(dx, rows * d, of_output(pass, static_cast<int>(layer)));
-        const index_t tile = model.large ? std::max<index_t>(1, rows) : row_tile;
-        for (index_t r0 = 0; r0 < rows; r0 += tile) {
-            const index_t n = std::min(tile, rows - r0);
-            linear_backward(model, w.wdown, dx + r0 * d, n, dh + r0 * f, threads);
-            each_row(threads, n, 2 * f, [&](index_t i) {
-                const index_t r = r0 + i;
-                T* gate = l.gu.data() + r * 2 * f;
-                swiglu_backward(dh + r * f, gate, gate + f, f, gate, gate + f);
-            });
-            linear_backward(model, w.wgu, l.gu.data() + r0 * 2 * f, n, dn + r0 * d, threads);
-            each_sequence(pass, r0, r0 + n, d, [&](index_t i, index_t from, index_t to) {
-                for (index_t r = from; r < to; ++r)
-                    rms_norm_backward(dn + r * d, l.x2.data() + r * d, model.at(w.norm2),
-                                      l.inv2[static_cast<std::size_t>(r)], d, dx + r * d, dx + r * d, sums_of(i).norm2);
-            });
-            // x2 = x + att Wo^T
-            linear_backward(model, w.wo, dx + r0 * d, n, d_att + r0 * q_width, threads);
-        }
-        std::copy_n(dx, rows * d, l.x2.data());
-
-        const attention_backward<T> attention{s, pass, layer};
-        if (pass.start > 0)
-            attention.run_ahead(steps, d_att, d_qk, g.qkv.data());
-        else
-            share(threads, count * s.kv_heads, shared_numbers, thread, [&](index_t i, int worker) {
-                const segment& its = pass.sequences[static_cast<std::size_t>(i / s.kv_heads)];
-                attention.run(its.slot, pass.first(i / s.kv_heads), its.rows(), i % s.kv_heads, d_att, d_qk,
-                              g.qkv.data(), scratch[static_cast<std::size_t>(2 * worker + 1)]);
-            });
-        each_sequence(pass, 0, rows, qkv, [&](index_t n, index_t from, index_t to) {
-            const auto sums = sums_of(n);
-            for (index_t r = from; r < to; ++r) {
-                if (!g.seen.empty()) {
-                    const T* seen = g.seen.data() + r * 2 * s.kv_width();
-                    add_row(seen, s.kv_width(), d_qk + r * qk_width + q_width);
-                    add_row(seen + s.kv_width(), s.kv_width(), g.qkv.data() + r * qkv + qk_width);
-                }
-                const index_t position = pass.start + r - from;
-                for (index_t h = 0; h < s.heads + s.kv_heads; ++h) {
-                    T* dy = d_qk + r * qk_width + h * hd;
-                    rotate(dy, model.cosines(position), model.sines(position), T(-1), hd / 2);
-                    if (!s.qk_norm) {
-                        std::copy_n(dy, hd, g.qkv.data() + r * qkv + h * hd);
-                        continue;
-                    }
-                    rms_norm_backward(dy, l.qkv.data() + r * qkv + h * hd, model.at(h < s.heads ? w.q_norm : w.k_norm),
-                                      l.invqk[static_cast<std::size_t>(r * (s.heads + s.kv_heads) + h)], hd,
-                                      static_cast<const T*>(nullptr), g.qkv.data() + r * qkv + h * hd,
-                                      h < s.heads ? sums.q_norm : sums.k_norm);
-                }
-                if (s.attention_bias) add_row(g.qkv.data() + r * qkv, qkv, sums.bqkv);
-                if (s.output_bias) add_row(dx + r * d, d, sums.bo);
-            }
-        });
-        linear_backward(model, w.wqkv, g.qkv.data(), rows, dn, threads);
-        each_sequence(pass, 0, rows, d, [&](index_t n, index_t from, index_t to) {
+        linear_backward(model, w.wgu, l.gu.data() + r0 * 2 * f, n, dn + r0 * d, threads);
+        each_sequence(pass, r0, r0 + n, d, [&](index_t i, index_t from, index_t to) {
             for (index_t r = from; r < to; ++r)
-                rms_norm_backward(dn + r * d, l.x.data() + r * d, model.at(w.norm1),
-                                  l.inv1[static_cast<std::size_t>(r)], d, dx + r * d, dx + r * d, sums_of(n).norm1);
+                rms_norm_backward(dn + r * d, l.x2.data() + r * d, model.at(w.norm2),
+                                  l.inv2[static_cast<std::size_t>(r)], d, dx + r * d, dx + r * d, sums_of(i).norm2);
         });
+        // x2 = x + att Wo^T
+        linear_backward(model, w.wo, dx + r0 * d, n, d_att + r0 * q_width, threads);
     }
-    grow(pass.d_x0, rows * d);
-    std::copy_n(dx, rows * d, pass.d_x0.data());
+    std::copy_n(dx, rows * d, l.x2.data());
+
+    const attention_backward<T> attention{s, pass, layer};
+    if (pass.start > 0)
+        attention.run_ahead(steps, d_att, d_qk, d_qkv.data());
+    else
+        share(threads, count * s.kv_heads, shared_numbers, scratch.thread, [&](index_t i, int worker) {
+            const segment& its = pass.sequences[static_cast<std::size_t>(i / s.kv_heads)];
+            attention.run(its.slot, pass.first(i / s.kv_heads), its.rows(), i % s.kv_heads, d_att, d_qk, d_qkv.data(),
+                          scratch.of_attention(worker));
+        });
+    each_sequence(pass, 0, rows, qkv, [&](index_t n, index_t from, index_t to) {
+        const auto sums = sums_of(n);
+        for (index_t r = from; r < to; ++r) {
+            if (!g.seen.empty()) {
+                const T* seen = g.seen.data() + r * 2 * s.kv_width();
+                add_row(seen, s.kv_width(), d_qk + r * qk_width + q_width);
+                add_row(seen + s.kv_width(), s.kv_width(), d_qkv.data() + r * qkv + qk_width);
+            }
+            const index_t position = pass.start + r - from;
+            for (index_t h = 0; h < s.heads + s.kv_heads; ++h) {
+                T* dy = d_qk + r * qk_width + h * hd;
+                rotate(dy, model.cosines(position), model.sines(position), T(-1), hd / 2);
+                if (!s.qk_norm) {
+                    std::copy_n(dy, hd, d_qkv.data() + r * qkv + h * hd);
+                    continue;
+                }
+                rms_norm_backward(dy, l.qkv.data() + r * qkv + h * hd, model.at(h < s.heads ? w.q_norm : w.k_norm),
+                                  l.invqk[static_cast<std::size_t>(r * (s.heads + s.kv_heads) + h)], hd,
+                                  static_cast<const T*>(nullptr), d_qkv.data() + r * qkv + h * hd,
+                                  h < s.heads ? sums.q_norm : sums.k_norm);
+            }
+            if (s.attention_bias) add_row(d_qkv.data() + r * qkv, qkv, sums.bqkv);
+            if (s.output_bias) add_row(dx + r * d, d, sums.bo);
+        }
+    });
+    linear_backward(model, w.wqkv, d_qkv.data(), rows, dn, threads);
+    each_sequence(pass, 0, rows, d, [&](index_t n, index_t from, index_t to) {
+        for (index_t r = from; r < to; ++r)
+            rms_norm_backward(dn + r * d, x + r * d, model.at(w.norm1), l.inv1[static_cast<std::size_t>(r)], d,
+                              dx + r * d, dx + r * d, sums_of(n).norm1);
+    });
 }
 
 } // namespace
@@ -877,16 +914,18 @@ void backward_sequence(const transformer<T>& model, std::span<sequence_pass<T>* 
 // --- a batch ---------------------------------------------------------------------------------------------------------
 
 template <class T>
-training_pass<T>::training_pass(const transformer<T>& model, opd::thread_team& threads)
-    : model_(model), threads_(threads), scratch_(static_cast<std::size_t>(2 * threads.size())) {}
+training_pass<T>::training_pass(const transformer<T>& model, opd::thread_team& threads, bool checkpointed)
+    : model_(model), threads_(threads), checkpointed_(checkpointed),
+      scratch_(static_cast<std::size_t>(2 * threads.size())) {}
 
 template <class T>
 index_t training_pass<T>::set_sequences(std::span<const std::vector<std::int32_t>> sequences) {
-    return set_passes(sequences, model_.large);
+    return set_passes(sequences, model_.large, checkpointed_);
 }
 
 template <class T>
-index_t training_pass<T>::set_passes(std::span<const std::vector<std::int32_t>> sequences, bool together) {
+index_t training_pass<T>::set_passes(std::span<const std::vector<std::int32_t>> sequences, bool together,
+                                     bool checkpointed) {
     for (std::size_t i = 0; i < sequences.size(); ++i)
         if (const auto& tokens = sequences[i];
             tokens.empty() || tokens.size() > static_cast<std::size_t>(model_.shape.max_length))
@@ -900,6 +939,7 @@ index_t training_pass<T>::set_passes(std::span<const std::vector<std::int32_t>> 
         pass.sequences.clear();
         pass.start = 0;
         pass.forward.threads = together ? &threads_ : nullptr;
+        pass.forward.checkpointed = checkpointed;
         for (auto& g : pass.layers) g.seen.clear();
     }
     rows_ = 0;
@@ -930,7 +970,7 @@ void training_pass<T>::set_steps(std::span<const index_t> lengths, index_t steps
             before_.push_back(std::exchange(before[i], std::ssize(none)));
             none.emplace_back(static_cast<std::size_t>(lengths[i] - step), 0);
         }
-    set_passes(none, false);
+    set_passes(none, false, false);
     index_t pass = 0;
     for (index_t step = 0; step < steps; ++step) {
         index_t row = 0;
@@ -969,7 +1009,9 @@ template <class T>
 void training_pass<T>::resize(sequence_pass<T>& pass) {
     index_t longest = 0;
     for (const segment& g : pass.sequences) longest = std::max(longest, g.count);
-    pass.cache.resize(model_.shape, std::ssize(pass.sequences), longest);
+    model_shape cached = model_.shape;
+    if (checkpointed_) cached.layers = 1;
+    pass.cache.resize(cached, std::ssize(pass.sequences), longest);
 }
 
 template <class T>
@@ -1018,14 +1060,37 @@ void training_pass<T>::forward_layers(index_t step, const T* x0, T* x) {
 // d_out (N,width): of the logits, or of what the head reads.
 template <class T>
 void training_pass<T>::backward(part what, const T* d_out, index_t width, std::vector<T>& grad) {
-    threads_.run(static_cast<index_t>(count_), [&](index_t piece, int thread) {
-        sequence_pass<T>& pass = sequences_[static_cast<std::size_t>(order_[static_cast<std::size_t>(piece)])];
-        const T* mine = d_out + pass.row * width;
-        sequence_pass<T>* const alone = &pass;
-        backward_sequence<T>(model_, std::span(&alone, 1), what == part::all ? mine : nullptr,
-                             what == part::before_head ? mine : nullptr, nullptr, scratch_, thread);
-    });
-    weight_gradients(what, what == part::all ? d_out : nullptr, grad);
+    clear_gradient(what, grad);
+    const int layers = model_.shape.layers;
+    // f(pass, its place in `steps`, scratch) for each sequence
+    const auto each_pass = [&](auto&& f) {
+        threads_.run(static_cast<index_t>(count_), [&](index_t piece, int thread) {
+            sequence_pass<T>* const pass =
+                &sequences_[static_cast<std::size_t>(order_[static_cast<std::size_t>(piece)])];
+            f(std::span(&pass, 1), back_scratch<T>(model_.shape, pass->rows(), scratch_, thread));
+        });
+    };
+    const auto top = [&](std::span<sequence_pass<T>* const> pass, const back_scratch<T>& scratch) {
+        const T* const mine = d_out + pass.back()->row * width;
+        backward_top<T>(model_, *pass.back(), what == part::all ? mine : nullptr,
+                        what == part::before_head ? mine : nullptr, nullptr, scratch);
+    };
+    const T* const d_logits = what == part::all ? d_out : nullptr;
+    if (checkpointed_) { // the next layer takes the place of what a layer's products read
+        each_pass(top);
+        for (int layer = layers - 1; layer >= 0; --layer) {
+            each_pass([&](auto pass, const auto& scratch) { backward_layer(model_, pass, layer, scratch); });
+            layer_products(layer, layer + 1, grad);
+        }
+        layer_products(0, 0, grad, d_logits);
+    } else {
+        each_pass([&](auto pass, const auto& scratch) {
+            top(pass, scratch);
+            for (index_t layer = layers - 1; layer >= 0; --layer) backward_layer(model_, pass, layer, scratch);
+        });
+        layer_products(0, layers, grad, d_logits);
+    }
+    small_gradients(what, grad);
 }
 
 template <class T>
@@ -1045,22 +1110,25 @@ void training_pass<T>::backward_layers(index_t step, const T* dx, T* d_x0) {
     threads_.run(std::ssize(passes), [&](index_t piece, int thread) {
         const auto all = steps_to(passes[static_cast<std::size_t>(piece)]);
         sequence_pass<T>& pass = *all.back();
-        backward_sequence<T>(model_, all, nullptr, nullptr, dx + pass.row * d, scratch_, thread);
+        const back_scratch<T> scratch(model_.shape, pass.rows(), scratch_, thread);
+        backward_top<T>(model_, pass, nullptr, nullptr, dx + pass.row * d, scratch);
+        for (index_t layer = model_.shape.layers - 1; layer >= 0; --layer)
+            backward_layer<T>(model_, all, layer, scratch);
         std::copy_n(pass.d_x0.data(), pass.rows() * d, d_x0 + pass.row * d);
     });
 }
 
 template <class T>
 void training_pass<T>::layers_gradient(std::vector<T>& grad) {
-    weight_gradients(part::layers, nullptr, grad);
+    clear_gradient(part::layers, grad);
+    layer_products(0, model_.shape.layers, grad);
+    small_gradients(part::layers, grad);
 }
 
+// What no product overwrites starts at 0, but for a head's gradient that is there.
 template <class T>
-void training_pass<T>::weight_gradients(part what, const T* d_logits, std::vector<T>& grad) {
+void training_pass<T>::clear_gradient(part what, std::vector<T>& grad) const {
     const model_shape& s = model_.shape;
-    const index_t d = s.width, v = s.vocabulary;
-    // Weight gradients: dW (out,in) += dY^T X over the rows of all sequences in order, shared out by output tiles.
-    // What no product overwrites starts at 0, but for a head's gradient that is there.
     const bool products = count_ > 0;
     if (what == part::before_head && grad.size() != model_.weights.size())
         throw std::invalid_argument("backward_states: the head's gradient is not there");
@@ -1077,11 +1145,18 @@ void training_pass<T>::weight_gradients(part what, const T* d_logits, std::vecto
             if (products) skip(*t);
     if (keeps_head && !s.tied) skip(model_.layout.head);
     std::fill(grad.begin() + from, grad.end(), T(0));
+}
+
+// Of layers [first, end), and of the head where d_logits (N,V) is not null: dW (out,in) += dY^T X over the rows of all
+// sequences in order, shared out by output tiles.
+template <class T>
+void training_pass<T>::layer_products(int first, int end, std::vector<T>& grad, const T* d_logits) {
+    const index_t v = model_.shape.vocabulary;
     struct weight_task {
         const tensor* w;
         int layer; // -1: the head
         const T* (*dy)(sequence_pass<T>&, int, const T*);
-        const T* (*x)(const sequence_pass<T>&, int);
+        const T* (*x)(sequence_pass<T>&, int);
         index_t tile;
     };
     const auto operands = [&](const weight_task& t, sequence_pass<T>& pass, bool more) {
@@ -1095,39 +1170,37 @@ void training_pass<T>::weight_gradients(part what, const T* d_logits, std::vecto
         const index_t tiles = opd::product_tiles(operands(t, sequences_[0], false));
         for (; t.tile < tiles; ++t.tile) tasks.push_back(t);
     };
-    for (int layer = 0; layer < s.layers && count_ > 0; ++layer) {
+    for (int layer = first; layer < end && count_ > 0; ++layer) {
         const layer_tensors& w = model_.layout.layers[static_cast<std::size_t>(layer)];
         using pass_t = sequence_pass<T>;
         add(
-            w.wgu, layer,
-            [](pass_t& p, int l, const T*) -> const T* {
-                return p.forward.layers[static_cast<std::size_t>(l)].gu.data();
-            },
-            [](const pass_t& p, int l) { return p.forward.layers[static_cast<std::size_t>(l)].n2.data(); });
+            w.wgu, layer, [](pass_t& p, int l, const T*) -> const T* { return p.forward.rows_of(l).gu.data(); },
+            [](pass_t& p, int l) -> const T* { return p.forward.rows_of(l).n2.data(); });
         add(
-            w.wqkv, layer,
-            [](pass_t& p, int l, const T*) -> const T* { return p.layers[static_cast<std::size_t>(l)].qkv.data(); },
-            [](const pass_t& p, int l) { return p.forward.layers[static_cast<std::size_t>(l)].n1.data(); });
+            w.wqkv, layer, [](pass_t& p, int l, const T*) -> const T* { return p.d_qkv(l).data(); },
+            [](pass_t& p, int l) -> const T* { return p.forward.rows_of(l).n1.data(); });
         add(
             w.wdown, layer, [](pass_t& p, int l, const T*) -> const T* { return of_output(p, l); },
-            [](const pass_t& p, int l) { return p.forward.layers[static_cast<std::size_t>(l)].h.data(); });
+            [](pass_t& p, int l) -> const T* { return p.forward.rows_of(l).h.data(); });
         add(
-            w.wo, layer,
-            [](pass_t& p, int l, const T*) -> const T* {
-                return p.forward.layers[static_cast<std::size_t>(l)].x2.data();
-            },
-            [](const pass_t& p, int l) { return p.forward.layers[static_cast<std::size_t>(l)].att.data(); });
+            w.wo, layer, [](pass_t& p, int l, const T*) -> const T* { return p.forward.rows_of(l).x2.data(); },
+            [](pass_t& p, int l) -> const T* { return p.forward.rows_of(l).att.data(); });
     }
-    if (count_ > 0 && what == part::all)
+    if (count_ > 0 && d_logits)
         add(
             model_.layout.head, -1, [](sequence_pass<T>&, int, const T* dz) { return dz; },
-            [](const sequence_pass<T>& p, int) { return p.forward.n.data(); });
+            [](sequence_pass<T>& p, int) -> const T* { return p.forward.n.data(); });
     threads_.run(static_cast<index_t>(tasks.size()), [&](index_t piece, int) {
         const weight_task& t = tasks[static_cast<std::size_t>(piece)];
         for (std::size_t i = 0; i < count_; ++i) opd::product_tile(operands(t, sequences_[i], i > 0), t.tile);
     });
+}
 
-    // Norm weights, biases and embedding rows: small, in the order of the sequences.
+// Norm weights, biases and embedding rows, in the order of the sequences.
+template <class T>
+void training_pass<T>::small_gradients(part what, std::vector<T>& grad) const {
+    const model_shape& s = model_.shape;
+    const index_t d = s.width;
     for (std::size_t i = 0; i < count_; ++i) {
         const sequence_pass<T>& pass = sequences_[i];
         for (int layer = 0; layer < s.layers; ++layer) {

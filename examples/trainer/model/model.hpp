@@ -211,7 +211,8 @@ struct segment {
     index_t rows() const { return count + static_cast<index_t>(parents.size()) - known; }
 };
 
-/// What one layer computes for R rows. Decoding shares one of these between the layers, training keeps one per layer.
+/// What one layer computes for R rows. Decoding shares one of these between the layers. Training keeps one per layer;
+/// with gradient checkpointing it keeps x of each layer, and shares the rest.
 template <class T>
 struct layer_rows {
     std::vector<T> x;     // (R,D) the residual stream that enters
@@ -229,6 +230,7 @@ struct layer_rows {
     std::vector<T> gu;    // (R,2F)
     std::vector<T> h;     // (R,F)
 
+    /// All but x.
     void resize(const model_shape& shape, index_t rows);
 };
 
@@ -246,6 +248,7 @@ struct layer_gradients {
 template <class T>
 struct forward_state {
     std::vector<layer_rows<T>> layers; // one if nothing is kept, else one per layer
+    layer_rows<T> shared;              // checkpointed: without x, of the layer that was computed last
     std::vector<T> x;                  // (R,D) the residual stream that leaves the last layer
     std::vector<T> inv;                // (R)
     std::vector<T> n;                  // (R,D)
@@ -258,6 +261,12 @@ struct forward_state {
     /// Whose threads share out large products and what is done to many rows; null: the caller's alone. No bit depends
     /// on it.
     opd::thread_team* threads = nullptr;
+
+    /// Gradient checkpointing, of a pass that keeps: of each layer it keeps what enters, and the backward pass computes
+    /// the rest again. The cache then is of one layer. No bit depends on it.
+    bool checkpointed = false;
+    layer_rows<T>& rows_of(index_t layer) { return checkpointed ? shared : layers[static_cast<std::size_t>(layer)]; }
+    index_t cached_as(index_t layer) const { return checkpointed ? 0 : layer; } // the layer's number in the cache
 
     bool apart = false;  // a draft's values are not finite
     bool tapped = false; // keep what some layers leave:
@@ -322,9 +331,12 @@ struct sequence_pass {
     kv_cache<T> cache;                // of all steps: the first one's
     forward_state<T> forward;
     std::vector<layer_gradients<T>> layers;
-    std::vector<T> d_x0;   // (R,D) of the embedding's rows
+    std::vector<T> d_x0;   // (R,D) of the embedding's rows; on the way back, of the residual stream
     std::vector<T> norm_f; // (sequences,D) their shares
     index_t rows() const { return static_cast<index_t>(tokens.size()); }
+    std::vector<T>& d_qkv(index_t layer) { // (R,Q+2KV), the layers' one place if checkpointed
+        return layers[static_cast<std::size_t>(forward.cached_as(layer))].qkv;
+    }
     index_t first(index_t n) const { // row of the nth sequence
         index_t r = 0;
         for (index_t i = 0; i < n; ++i) r += sequences[static_cast<std::size_t>(i)].rows();
@@ -333,10 +345,15 @@ struct sequence_pass {
 };
 
 /// A batch of packed sequences. Memory is kept from step to step.
+///
+/// With gradient checkpointing (Chen et al., Training deep nets with sublinear memory cost, 2016, arXiv 1604.06174) a
+/// forward pass keeps what enters each layer, (R,D), and one layer's activations. The backward pass goes layer by
+/// layer: it computes the layer again by the same calls, then the gradients of what the layer read and of its weights.
+/// So all gradients have the bits of those without. Of training-time tests, set_steps(), everything is kept.
 template <class T>
 class training_pass {
 public:
-    training_pass(const transformer<T>& model, opd::thread_team& threads);
+    training_pass(const transformer<T>& model, opd::thread_team& threads, bool checkpointed = false);
 
     /// Takes the sequences' input tokens; returns the number of rows N.
     index_t set_sequences(std::span<const std::vector<std::int32_t>> sequences);
@@ -370,16 +387,20 @@ public:
 
 private:
     enum class part { all, before_head, layers }; // what a gradient is of
-    index_t set_passes(std::span<const std::vector<std::int32_t>> sequences, bool together);
+    index_t set_passes(std::span<const std::vector<std::int32_t>> sequences, bool together, bool checkpointed);
     void order_sequences();
     void resize(sequence_pass<T>& pass);
     // Those of a sequence up to this one, which is of its last step so far.
     std::vector<sequence_pass<T>*> steps_to(index_t pass);
     void backward(part what, const T* d_out, index_t width, std::vector<T>& grad);
-    void weight_gradients(part what, const T* d_logits, std::vector<T>& grad);
+    // Of the weights: 0 where no product writes; the products of a run of layers; what has no product of its own.
+    void clear_gradient(part what, std::vector<T>& grad) const;
+    void layer_products(int first, int end, std::vector<T>& grad, const T* d_logits = nullptr);
+    void small_gradients(part what, std::vector<T>& grad) const;
 
     const transformer<T>& model_;
     opd::thread_team& threads_;
+    const bool checkpointed_;
     std::vector<sequence_pass<T>> sequences_; // the first `count_` are in use
     std::vector<index_t> first_rows_;
     std::vector<index_t> order_; // longest first: threads finish together

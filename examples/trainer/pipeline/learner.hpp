@@ -81,8 +81,8 @@ public:
     /// `teacher_head` (V, D of the teacher): for a teacher that is kept in hidden states.
     learner(const config& settings, transformer<float>& model, adamw_state& state, opd::eigen_backend& backend,
             opd::matrix_view<const float> teacher_head = {})
-        : settings_(settings), model_(model), state_(state), backend_(backend), pass_(model, backend.team()),
-          teacher_head_(teacher_head) {}
+        : settings_(settings), model_(model), state_(state), backend_(backend),
+          pass_(model, backend.team(), settings.distill.gradient_checkpointing), teacher_head_(teacher_head) {}
 
     /// What changes the weights, from the rate and the gradient of all of them, and returns that gradient's norm or its
     /// own; instead of AdamW on all weights.

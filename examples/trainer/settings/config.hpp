@@ -78,6 +78,7 @@ struct config {
         int mini_batches = 1;
         int warmup = 50;
         int micro_batch = 0; // sequences; 0: all of an update
+        bool gradient_checkpointing = false;
         double rate = 2e-3;
         double temperature = 1;
         std::string teacher_cache = "dense"; // of a divergence over the whole vocabulary

@@ -143,6 +143,10 @@ void visit_options(Config& c, Visitor&& v) {
         "sequences of an update whose activations the learner holds at once; their gradients are summed, each token "
         "with its weight in the whole update. 0: all",
         c.distill.micro_batch > 0);
+    v.option("gradient_checkpointing", "--gradient-checkpointing", c.distill.gradient_checkpointing,
+             "keep of a layer's activations what enters the layer, and compute the others again on the way back: an "
+             "update takes less memory, and up to a third more operations. Results do not depend on it",
+             false);
     v.option("warmup", "--warmup", c.distill.warmup, "steps of linear warm-up of the rate", true);
     v.option("rate", "--rate", c.distill.rate, "learning rate, then a cosine to a tenth", true);
     v.option("temperature", "--temperature", c.distill.temperature, "of rollout, student and teacher", true);

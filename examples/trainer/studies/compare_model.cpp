@@ -28,6 +28,7 @@ using namespace trainer;
 struct options {
     std::string directory;
     int threads = 2, repeats = 3, sequences = 4, length = 128, prompt = 32, tokens = 32;
+    bool checkpointed = false;
     std::vector<int> batches = {1, 16};
 };
 
@@ -60,7 +61,7 @@ std::vector<std::int32_t> some_tokens(std::mt19937& noise, int count, int vocabu
 void train(const options& o, const transformer<float>& model) {
     opd::thread_team team(o.threads);
     opd::eigen_backend backend{.threads = o.threads};
-    training_pass<float> pass(model, team);
+    training_pass<float> pass(model, team, o.checkpointed);
     std::mt19937 noise(1);
     std::vector<std::vector<std::int32_t>> sequences;
     for (int i = 0; i < o.sequences; ++i) sequences.push_back(some_tokens(noise, o.length, model.shape.vocabulary));
@@ -131,6 +132,7 @@ int main(int argc, char** argv) try {
     app.add_option("--repeats", o.repeats, "Of which the best counts")->capture_default_str();
     app.add_option("--sequences", o.sequences, "Of a training step; 0: none")->capture_default_str();
     app.add_option("--length", o.length, "Tokens of each")->capture_default_str();
+    app.add_flag("--gradient-checkpointing", o.checkpointed, "Of a training step");
     app.add_option("--batches", o.batches, "Of decoding")->delimiter(',')->capture_default_str();
     app.add_option("--prompt", o.prompt, "Tokens before decoding")->capture_default_str();
     app.add_option("--tokens", o.tokens, "Decoded a sequence")->capture_default_str();
