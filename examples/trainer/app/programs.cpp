@@ -131,13 +131,23 @@ int score_main(int argc, const char* const* argv) {
             ->check(CLI::Range(0, 65536));
         app.add_option("--temperature", s.settings.distill.temperature,
                        "of the reference, and of a teacher in this process");
-        app.add_option("--vocabulary", s.vocabulary, "number of ids, where no checkpoint says it")
-            ->check(CLI::Range(0, 1 << 30));
+        CLI::Option* const vocabulary =
+            app.add_option("--vocabulary", s.vocabulary, "number of ids, where no checkpoint says it")
+                ->check(CLI::Range(0, 1 << 30));
+        std::string ids_of;
+        app.add_option("--ids-of", ids_of,
+                       "a model directory of transformers, which says it: the set then also tells its tokenizer, for "
+                       "opd-distil --data-set")
+            ->excludes(vocabulary);
         app.add_option("--id-bits", s.id_bits, "bits an id, 8 to 31; 0: int32")->check(CLI::Range(0, 31));
         app.add_option("--log-probs", s.log_probs, "how log-probs are kept: f32, f16, bf16")
             ->check(CLI::IsMember({"f32", "f16", "bf16"}));
         app.add_option("--threads", s.settings.run.threads, "0: one per core")->check(CLI::Range(0, most_threads));
         if (!parsed(app, argc, argv)) return exit_ok;
+        if (!ids_of.empty()) {
+            const hf::model_directory model(ids_of);
+            s.vocabulary = model.shape().vocabulary, s.tokenizer = hf::print_of_tokenizer(model.source());
+        }
         listen_to_signals();
         return score_responses(s);
     });
@@ -195,11 +205,21 @@ int distil_main(int argc, const char* const* argv) {
         d.rate = 1e-5, d.steps = 100, d.prompts = 8, d.warmup = 5; // of models that know something
         s.settings.run.checkpoint_every = 50;
         app.add_option("--student", s.student, "model directory")->required();
-        app.add_option("--teacher", s.teacher, "model directory of the same vocabulary")->required();
+        app.add_option("--teacher", s.teacher,
+                       "model directory of the same vocabulary; or http://host:port of a server of the teacher, of "
+                       "several separated by commas (docs/serve.md), with --estimator lightning, mc, threshold, topk, "
+                       "topk_rw or tail_bucket. OPD_TEACHER_KEY in the environment is sent as bearer token");
         app.add_option("--prompts", s.prompts,
                        "file of lines {\"ids\": […]}, or with the student's tokenizer.json {\"text\": \"…\"}, "
-                       "{\"messages\": [{\"role\": …, \"content\": …}]}")
-            ->required();
+                       "{\"messages\": [{\"role\": …, \"content\": …}]}");
+        app.add_option(
+            "--data-set", d.offline,
+            "in place of --teacher and --prompts: folder of a data set (docs/data.md) to learn from, with no "
+            "teacher at hand; with --estimator lightning, mc --m 1, or where it has the teacher's best ids "
+            "topk and tail_bucket");
+        app.add_option("--accept-mismatch", d.accept_mismatch,
+                       "--data-set: fingerprints that may differ, separated by commas: tokenizer, reference_policy, "
+                       "scoring_teacher (the set has two teachers)");
         app.add_flag("--accept-tokenizer", s.accept_tokenizer,
                      "go on where the two directories' tokenizer.json have different vocabularies");
         app.add_option("--out", s.out, "directory to write, which may not be there yet")->required();
@@ -223,7 +243,8 @@ int distil_main(int argc, const char* const* argv) {
                        "ids that end an answer, separated by commas; none: those of the student's files")
             ->delimiter(',')
             ->take_all();
-        app.add_option("--held-out", s.held_out, "prompts, the last of the file, that are measured on alone");
+        app.add_option("--held-out", s.held_out,
+                       "prompts, the last of the file, or sequences of --data-set that are measured on alone");
         app.add_option("--say-every", s.say_every,
                        "steps between two lines of progress and answers; 0: first and last alone");
         add_options(app, s.settings, hf::distil_options());
@@ -236,8 +257,10 @@ int distil_main(int argc, const char* const* argv) {
         if (s.settings.schedule.kind == "sync") // all threads take turns
             for (const char* flag : {"--rollout-workers", "--teachers", "--score-batch", "--learner-threads"})
                 unused(flag, "--schedule sync");
+        if (hf::is_url(s.teacher)) s.settings.served.url = s.teacher;
         s.settings = hf::settled(s.settings);
-        refuse_unused(app, s.settings, hf::distil_options());
+        refuse_unused(app, s.settings, hf::distil_names());
+        if (without_teacher(s.settings)) unused("--accept-tokenizer", "a run without a teacher's directory");
         listen_to_signals();
         const hf::distil_report r = hf::distil(s);
         fmt::print("KL(student, teacher) on held-out prompts: {:.4f} nats a token before, {:.4f} after\n", r.kl_before,

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdlib>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -28,8 +29,11 @@
 #include "pipeline/learner.hpp"
 #include "pipeline/prints.hpp"
 #include "pipeline/rollout.hpp"
+#include "pipeline/served.hpp"
+#include "pipeline/set_source.hpp"
 #include "run/offline.hpp"
 #include "run/run.hpp"
+#include "run/scoring.hpp"
 #include "schedule/in_flight.hpp"
 #include "schedule/stages.hpp"
 #include "settings/estimator.hpp"
@@ -43,6 +47,13 @@ namespace {
 using nlohmann::json;
 namespace data = opd::data::detail;
 
+// What settings are called that opd-distil has options of its own for.
+const option_names& own_names() {
+    static const option_names names = {
+        {"--teacher-url", "--teacher"}, {"--offline", "--data-set"}, {"--accept-mismatch", "--accept-mismatch"}};
+    return names;
+}
+
 double gigabytes(std::int64_t n) { return static_cast<double>(n) / 1e9; }
 
 std::vector<token> ids_of(const json& j, const std::string& name, const std::string& file) {
@@ -52,12 +63,32 @@ std::vector<token> ids_of(const json& j, const std::string& name, const std::str
     return r;
 }
 
+// The id of each token that a tokenizer.json has; a list, as of a unigram model, is one entry.
+std::map<std::string, json> ids_of_tokens(const std::string& text, const std::string& file) {
+    const json j = strict_json(text, file);
+    const json_value all(j, file), vocab = all.at("model").at("vocab");
+    std::map<std::string, json> r;
+    if (vocab.raw().is_object())
+        r = vocab.raw().get<std::map<std::string, json>>();
+    else
+        r[""] = vocab.raw();
+    if (all.has("added_tokens"))
+        for (std::size_t i = 0; i < all.at("added_tokens").list().size(); ++i) {
+            const json_value t = all.at("added_tokens").at(i);
+            r[t.at("content").text()] = t.at("id").raw();
+        }
+    return r;
+}
+
 // Prompts of training, epoch after epoch, each in an order of its own; those that are measured on alone stand behind.
-// A problem is a prompt's number in the file. Answers have no judge.
+// A problem is a prompt's number in the file. Answers have no judge. Of a data set all prompts are of the latter kind.
 class prompt_task : public any_task {
 public:
-    prompt_task(std::vector<std::vector<token>> prompts, std::size_t held_out, int vocabulary, token end, int most)
-        : prompts_(std::move(prompts)), held_out_(held_out), vocabulary_(vocabulary), end_(end), most_(most) {
+    /// `least`: of max_length().
+    prompt_task(std::vector<std::vector<token>> prompts, std::size_t held_out, int vocabulary, token end, int most,
+                int least)
+        : prompts_(std::move(prompts)), held_out_(held_out), vocabulary_(vocabulary), longest_(least - most), end_(end),
+          most_(most) {
         for (const auto& p : prompts_) longest_ = std::max(longest_, static_cast<int>(p.size()));
     }
     int vocabulary() const override { return vocabulary_; }
@@ -86,7 +117,7 @@ public:
 private:
     std::vector<std::vector<token>> prompts_;
     std::size_t held_out_;
-    int vocabulary_, longest_ = 0;
+    int vocabulary_, longest_;
     token end_;
     int most_;
 };
@@ -103,6 +134,32 @@ double held_out_kl(const transformer<float>& student, const transformer<float>& 
     teacher_scorer(student, backend).states(rows.inputs, of_student);
     teacher_scorer(teacher, backend).states(rows.inputs, of_teacher);
     return mean_reverse_kl(backend, rows, student, of_student, teacher, of_teacher, budget);
+}
+
+// log p - log q of a token. What has no mass counts as vLLM writes it.
+double gap_of(float log_p, float log_q) { return double{log_p} - std::max(double{log_q}, -9999.0); }
+
+// The same from the tokens alone, which are drawn from whole rows: the mean of log p - log q.
+double held_out_gap(const transformer<float>& student, opd::eigen_backend& backend, served_teacher& teacher,
+                    std::span<const std::vector<token>> prompts, sampling how, const draw_plan& own_tokens) {
+    how.plan = own_tokens;
+    how.seed = ~how.seed;
+    how.top_k = 0, how.top_p = 1, how.min_p = 0, how.keep_sets = false;
+    std::vector<request> requests;
+    for (const auto& prompt : prompts) requests.push_back({requests.size(), prompt});
+    const std::vector<trajectory> drawn = roll_out(student, backend.team(), requests, how);
+    std::vector<const trajectory*> answers;
+    for (const trajectory& t : drawn) answers.push_back(&t);
+    const auto scored = teacher.score(answers);
+    double sum = 0;
+    std::size_t tokens = 0;
+    for (std::size_t i = 0; i < drawn.size(); ++i) {
+        const std::vector<float>& log_p = drawn[i].log_mu;
+        const auto log_q = std::span(scored[i]->cache.next_log_q).last(log_p.size());
+        for (std::size_t t = 0; t < log_p.size(); ++t) sum += gap_of(log_p[t], log_q[t]);
+        tokens += log_p.size();
+    }
+    return sum / static_cast<double>(tokens);
 }
 
 // One answer, as it is shown. A character that its last token did not complete is left out.
@@ -155,22 +212,7 @@ void check_same_tokenizer(const model_source& student, const model_source& teach
     const auto mine = student.kept.find("tokenizer.json"), theirs = teacher.kept.find("tokenizer.json");
     if (mine == student.kept.end() || theirs == teacher.kept.end() || mine->second == theirs->second) return;
     const std::string my_file = student.path + "/tokenizer.json", their_file = teacher.path + "/tokenizer.json";
-    const auto ids = [](const std::string& text, const std::string& file) {
-        const json j = strict_json(text, file);
-        const json_value all(j, file), vocab = all.at("model").at("vocab");
-        std::map<std::string, json> r; // of a token; a list, as of a unigram model, is one entry
-        if (vocab.raw().is_object())
-            r = vocab.raw().get<std::map<std::string, json>>();
-        else
-            r[""] = vocab.raw();
-        if (all.has("added_tokens"))
-            for (std::size_t i = 0; i < all.at("added_tokens").list().size(); ++i) {
-                const json_value t = all.at("added_tokens").at(i);
-                r[t.at("content").text()] = t.at("id").raw();
-            }
-        return r;
-    };
-    const auto a = ids(mine->second, my_file), b = ids(theirs->second, their_file);
+    const auto a = ids_of_tokens(mine->second, my_file), b = ids_of_tokens(theirs->second, their_file);
     const auto other = [](const auto& in, const auto& of) {
         return std::count_if(in.begin(), in.end(), [&](const auto& t) {
             const auto at = of.find(t.first);
@@ -182,6 +224,13 @@ void check_same_tokenizer(const model_source& student, const model_source& teach
                                               "have no or another id in the other, {} of the other in the one; "
                                               "--accept-tokenizer goes on where that is meant",
                                               their_file, my_file, other(b, a), other(a, b)));
+}
+
+std::string print_of_tokenizer(const model_source& source) {
+    const auto at = source.kept.find("tokenizer.json");
+    if (at == source.kept.end()) return {};
+    const json ids = ids_of_tokens(at->second, source.path + "/tokenizer.json");
+    return hash128(ids.dump(-1, ' ', false, json::error_handler_t::replace));
 }
 
 std::vector<token> end_tokens(const model_source& source) {
@@ -239,8 +288,18 @@ const option_names& distil_options() {
             "--slots --prefill-chunk --kv-tokens --schedule --schedule-k --tau --staleness-policy "
             "--outstanding --concurrency --weight-update --park-after --rollout-workers --teachers "
             "--score-batch --score-flush --learner-threads --speculate --draft-depth --draft-verify "
-            "--draft-running --draft-history --beta1 --beta2 --epsilon --clip");
+            "--draft-running --draft-history --beta1 --beta2 --epsilon --clip --teacher-dialect --teacher-model "
+            "--teacher-requests --teacher-silence --teacher-patience --accept-teacher");
         for (std::string flag; same >> flag;) r[flag] = flag;
+        return r;
+    }();
+    return names;
+}
+
+const option_names& distil_names() {
+    static const option_names names = [] {
+        option_names r = distil_options();
+        r.insert(own_names().begin(), own_names().end());
         return r;
     }();
     return names;
@@ -250,8 +309,9 @@ config settled(config c) {
     c.distill.teacher_cache = dense_estimator(c) && !filters_rollout(c) ? "hidden" : "dense";
     try {
         validate(c);
+        if (is_served(c)) validate_served(c);
     } catch (const failure& e) {
-        throw failure(e.code, renamed(e.what(), distil_options()));
+        throw failure(e.code, renamed(e.what(), distil_names()));
     }
     const auto need = [](bool ok, const std::string& what) {
         if (!ok) throw failure(exit_usage, what);
@@ -259,7 +319,8 @@ config settled(config c) {
     need(c.distill.steps >= 1, "--steps must be at least 1");
     need(c.speculation.kind != "learned", "--speculate learned: opd-distil has no drafter; off, ngram or auto");
     need(!in_virtual_time(c), "--driver virtual: opd-distil runs on threads");
-    need(!is_served(c) && !is_offline(c), "--teacher-url, --offline: opd-distil's teacher is a directory");
+    need(!is_offline(c) || (c.schedule.kind == "sync" && !filters_rollout(c)),
+         "--data-set: nothing is rolled out, so --schedule, --top-k, --top-p and --min-p are not used");
     need(c.distill.inject_mismatch.empty() && c.schedule.inject.empty(), "--inject: opd-distil has no faults");
     return c;
 }
@@ -286,12 +347,20 @@ private:
     std::string settings_text() const;
     void take_checkpoint();
     void save(std::string in_flight);
+    void ask_teacher();
+    double kl();
+    double kl_of_set();
+    const char* how_measured() const;
+    std::string where_it_stops() const;
     void check_numbers(const learner_result& r) const;
     void stepped(const learner_result& r, std::span<const learner_stage::view> sequences);
+    struct counts;
+    void told(const learner_result& r, const counts& n);
     template <class Bytes>
     bool goes_on(Bytes&& in_flight);
     void in_turns();
     void on_threads();
+    void from_set();
     std::string say_sample();
     // What is learnt: adapters, or all weights.
     std::vector<float>& learnt() { return lora_ ? lora_->values : student_->weights; }
@@ -300,14 +369,18 @@ private:
 
     const distil_settings& s_;
     config c_;
-    std::optional<model_directory> of_student_, of_teacher_; // then with no more positions than there will be
+    std::optional<model_directory> of_student_, of_teacher_; // then with no more positions than there will be; a served
+                                                             // teacher has none, and no_model() in its place
     std::optional<text_files> text_;
+    std::optional<set_source> set_; // in place of teacher and rollout
     std::optional<prompt_task> task_;
     std::vector<token> ends_;
     sampling how_;
     std::optional<transformer<float>> student_, teacher_;
     std::optional<lora> lora_;
     opd::eigen_backend backend_;
+    set_scorer by_;                             // of a served teacher
+    std::unique_ptr<served_teacher> of_tokens_; // the same, asked for drawn tokens alone
     std::optional<learner> learn_;
     run_state state_; // of it the step, the optimizer and what is in flight
     distil_report report_;
@@ -317,7 +390,9 @@ private:
     std::chrono::steady_clock::time_point begin_;
     std::string settings_; // settings_text() of the start
     std::int64_t stop_after_;
-    bool left_ = false; // interrupted
+    bool left_ = false;                 // interrupted
+    std::int64_t began_ = 0, made_ = 0; // step of the start; the one whose weights are there
+    std::string flight_;                // of a served teacher, who may fail: what a checkpoint of the step would keep
 };
 
 distillation::distillation(const distil_settings& s) : s_(s), stop_after_(s.stop_after) {
@@ -336,30 +411,60 @@ distillation::distillation(const distil_settings& s) : s_(s), stop_after_(s.stop
                                                   "remove it",
                                                   s.checkpoint));
     }
-    of_student_.emplace(s.student), of_teacher_.emplace(s.teacher);
-    const model_shape mine = of_student_->shape(), theirs = of_teacher_->shape();
-    if (mine.vocabulary != theirs.vocabulary)
-        throw failure(exit_input, fmt::format("--teacher: {} has {} ids, and {} has {}", s.teacher, theirs.vocabulary,
-                                              s.student, mine.vocabulary));
-    const int positions = std::min(mine.max_length, theirs.max_length);
-    if (s.max_response < 1 || s.max_response >= positions)
+    config asked = s.settings;
+    asked.served.url = is_url(s.teacher) ? s.teacher : std::string();
+    c_ = settled(std::move(asked));
+    const bool offline = is_offline(c_);
+    for (const auto& [flag, given] : {std::pair{"--teacher", !s.teacher.empty()}, {"--prompts", !s.prompts.empty()}})
+        if (given == offline)
+            throw failure(exit_usage, fmt::format("{} {}", flag,
+                                                  offline ? "is not used by --data-set"
+                                                          : "is needed where there is no --data-set"));
+    of_student_.emplace(s.student);
+    const model_shape mine = of_student_->shape();
+    int positions = mine.max_length;
+    c_.student_model = mine;
+    if (!without_teacher(c_)) {
+        const model_shape theirs = of_teacher_.emplace(s.teacher).shape();
+        if (mine.vocabulary != theirs.vocabulary)
+            throw failure(exit_input, fmt::format("--teacher: {} has {} ids, and {} has {}", s.teacher,
+                                                  theirs.vocabulary, s.student, mine.vocabulary));
+        positions = std::min(positions, theirs.max_length);
+        if (!s.accept_tokenizer) check_same_tokenizer(of_student_->source(), of_teacher_->source());
+    }
+    if (s.max_response < 1 || (s.max_response >= positions && !offline))
         throw failure(exit_usage,
                       fmt::format("--max-response must lie in [1, {}], not be {}", positions - 1, s.max_response));
-    if (!s.accept_tokenizer) check_same_tokenizer(of_student_->source(), of_teacher_->source());
     text_.emplace(text_files_of(of_student_->source()));
     std::vector<std::vector<token>> prompts;
-    for (prompt& p : prompts_of(read_file(s.prompts), s.prompts,
-                                {.vocabulary = mine.vocabulary,
-                                .most_tokens = static_cast<std::size_t>(positions - s.max_response),
-                                .tokenizer = text_->tokenizer ? &*text_->tokenizer : nullptr,
-                                .chat = text_->chat ? &*text_->chat : nullptr,
-                                .no_tokenizer = text_->no_tokenizer,
-                                .no_chat = text_->no_chat}))
-        prompts.push_back(std::move(p.ids));
-    if (s.held_out < 1 || s.held_out >= std::ssize(prompts))
-        throw failure(exit_usage, fmt::format("--held-out must lie in [1, {}], as {} has {} prompts, not be {}",
-                                              prompts.size() - 1, s.prompts, prompts.size(), s.held_out));
-    c_ = settled(s.settings);
+    int most = s.max_response, least = 0;
+    if (offline) {
+        set_.emplace(c_, positions);
+        const opd::index_t all = set_->sequences();
+        if (s.held_out < 1 || s.held_out >= all)
+            throw failure(exit_usage, fmt::format("--held-out must lie in [1, {}], as {} has {} sequences, not be {}",
+                                                  all - 1, set_->folder(), all, s.held_out));
+        set_->hold_out(s.held_out);
+        if (const opd::index_t longest = set_->longest(); longest > positions)
+            throw failure(exit_input, fmt::format("--data-set: {} has a sequence of {} tokens, {} takes {}",
+                                                  set_->folder(), longest, s.student, positions));
+        else
+            least = static_cast<int>(longest);
+        prompts = set_->prompts(set_->held_out());
+        for (const auto& p : prompts) most = std::min(most, positions - static_cast<int>(p.size()));
+    } else {
+        for (prompt& p : prompts_of(read_file(s.prompts), s.prompts,
+                                    {.vocabulary = mine.vocabulary,
+                                    .most_tokens = static_cast<std::size_t>(positions - s.max_response),
+                                    .tokenizer = text_->tokenizer ? &*text_->tokenizer : nullptr,
+                                    .chat = text_->chat ? &*text_->chat : nullptr,
+                                    .no_tokenizer = text_->no_tokenizer,
+                                    .no_chat = text_->no_chat}))
+            prompts.push_back(std::move(p.ids));
+        if (s.held_out < 1 || s.held_out >= std::ssize(prompts))
+            throw failure(exit_usage, fmt::format("--held-out must lie in [1, {}], as {} has {} prompts, not be {}",
+                                                  prompts.size() - 1, s.prompts, prompts.size(), s.held_out));
+    }
     for (const auto& [flag, value] : {std::pair{"--k", c_.distill.k}, std::pair{"--budget", c_.distill.budget}})
         if (value > mine.vocabulary)
             throw failure(exit_usage, fmt::format("{} must be at most the vocabulary of {} ids, not {}", flag,
@@ -372,27 +477,33 @@ distillation::distillation(const distil_settings& s) : s_(s), stop_after_(s.stop
         throw failure(exit_usage, fmt::format("--end: neither generation_config.json nor config.json of {} has an "
                                               "eos_token_id; name the ids that end an answer",
                                               s.student));
-    task_.emplace(std::move(prompts), static_cast<std::size_t>(s.held_out), mine.vocabulary, ends_.front(),
-                  s.max_response);
+    task_.emplace(std::move(prompts), static_cast<std::size_t>(s.held_out), mine.vocabulary, ends_.front(), most,
+                  least);
     how_ = sampling_of(c_, *task_);
     how_.more_ends.assign(ends_.begin() + 1, ends_.end());
-    if (const index_t least = rollout_engine::least_memory(how_, task_->max_length());
-        c_.distill.kv_tokens > 0 && c_.distill.kv_tokens < least)
+    if (const index_t memory = rollout_engine::least_memory(how_, task_->max_length());
+        c_.distill.kv_tokens > 0 && c_.distill.kv_tokens < memory)
         throw failure(exit_usage, fmt::format("--kv-tokens must be at least {}, what a sequence and its drafts take, "
                                               "not {}",
-                                              least, c_.distill.kv_tokens));
-    of_student_.emplace(s.student, task_->max_length()), of_teacher_.emplace(s.teacher, task_->max_length());
-    c_.student_model = of_student_->shape(), c_.teacher_model = of_teacher_->shape();
+                                              memory, c_.distill.kv_tokens));
+    of_student_.emplace(s.student, task_->max_length());
+    if (of_teacher_) of_teacher_.emplace(s.teacher, task_->max_length());
+    c_.student_model = of_student_->shape();
+    c_.teacher_model = of_teacher_ ? of_teacher_->shape() : c_.student_model;
     say_memory();
     student_.emplace(of_student_->model<float>());
-    teacher_.emplace(of_teacher_->model<float>());
+    teacher_.emplace(of_teacher_ ? of_teacher_->model<float>() : no_model());
+    if (offline)
+        for (const std::string& line : set_->check({.tokenizer = print_of_tokenizer(of_student_->source()),
+                                       .reference_policy = print_of_policy(student_->weights, c_.distill.temperature)}))
+            spdlog::warn("--data-set: {}", line);
     backend_.threads = learner_threads_of(c_); // where the stages take turns, of all of them
     state_.stage = stage::distill;
 }
 
 void distillation::say_memory() const {
     const model_shape& shape = of_student_->shape();
-    const model_bytes mine = bytes_of(shape), theirs = bytes_of(of_teacher_->shape());
+    const model_bytes mine = bytes_of(shape), theirs = of_teacher_ ? bytes_of(of_teacher_->shape()) : model_bytes{};
     const std::int64_t batch = batch_of(c_), update = batch / c_.distill.mini_batches, length = task_->max_length();
     const std::int64_t at_once =
         c_.distill.micro_batch > 0 ? std::min<std::int64_t>(c_.distill.micro_batch, update) : update;
@@ -413,7 +524,7 @@ void distillation::say_memory() const {
     // the one that is being made, the last two, of which workers may hold one
     const std::int64_t copies = overlaps() ? 3 * mine.model : 0;
     spdlog::info("student {}", of_student_->source().describe());
-    spdlog::info("teacher {}", of_teacher_->source().describe());
+    spdlog::info("teacher {}", of_teacher_ ? of_teacher_->source().describe() : set_ ? set_->folder() : s_.teacher);
     spdlog::info(
         "memory: {:.3g} GB at most: student {:.3g}, {} {:.3g}, teacher {:.3g}, {} of {} answers of {} tokens {:.3g}, "
         "keys and values {:.3g}{}",
@@ -429,7 +540,10 @@ void distillation::say_memory() const {
 // All that the bits of a run depend on: what a checkpoint was made with.
 std::string distillation::settings_text() const {
     nlohmann::ordered_json j = results_json(c_);
-    j["models"] = {{"student", print_of_teacher(student_->weights)}, {"teacher", print_of_teacher(teacher_->weights)}};
+    j["models"] = {{"student", print_of_teacher(student_->weights)},
+                   {"teacher", set_            ? set_->print()
+                               : is_served(c_) ? by_.weights
+                                               : print_of_teacher(teacher_->weights)}};
     j["answers"] = {
         {"prompts", task_->print()}, {"held_out", s_.held_out}, {"max_response", s_.max_response}, {"ends", ends_}};
     j["lora"] = {{"rank", lora_ ? lora_->rank() : 0}, {"alpha", lora_ ? lora_->alpha() : 0.0}};
@@ -447,6 +561,7 @@ void distillation::take_checkpoint() {
     if (state_.student_weights.size() != learnt().size() || !fits(state_.student_optimizer.m) ||
         !fits(state_.student_optimizer.v) || state_.step > steps() || !before.contains("kl"))
         throw failure(exit_input, fmt::format("{}: does not fit the run that it says it is of", s_.checkpoint));
+    if (set_) set_->go_to(state_.in_flight);
     learnt() = std::exchange(state_.student_weights, {});
     report_.kl_before = before["kl"].get<double>();
     report_.sample_before = before.value("sample", std::string());
@@ -467,6 +582,57 @@ void distillation::save(std::string in_flight) {
     save_checkpoint(s_.checkpoint, state_, settings_);
 }
 
+std::string distillation::where_it_stops() const {
+    return s_.checkpoint.empty()
+               ? fmt::format("stopped after {} steps: nothing is written", state_.step)
+               : fmt::format("stopped after {} steps; --resume goes on from {}", state_.step, s_.checkpoint);
+}
+
+// --- the teacher ----------------------------------------------------------------------------------------------------
+
+// A served one, before anything is learnt from it.
+void distillation::ask_teacher() {
+    by_ = scorer_for(c_, *task_, &*student_, nullptr, backend_, {.responses = 16, .more_ends = how_.more_ends});
+    config own = c_;
+    own.distill.estimator = "lightning"; // which asks for drawn tokens
+    of_tokens_ = std::make_unique<served_teacher>(own);
+}
+
+// On answers to the held-out prompts, or what is held out of the set.
+double distillation::kl() {
+    if (set_) return kl_of_set();
+    if (!is_served(c_))
+        return held_out_kl(*student_, *teacher_, backend_, task_->held_out(), how_,
+                           static_cast<std::size_t>(c_.distill.hidden_budget));
+    config own = c_;
+    own.distill.estimator = "lightning";
+    return held_out_gap(*student_, backend_, *of_tokens_, task_->held_out(), how_, draws_for(own));
+}
+
+// The same from tokens that pi_ref drew: the mean of (p/pi_ref) (log p - log q).
+double distillation::kl_of_set() {
+    double sum = 0;
+    opd::index_t tokens = 0;
+    const std::vector<opd::index_t> numbers = set_->held_out();
+    const auto at_once = static_cast<std::size_t>(c_.distill.micro_batch > 0 ? c_.distill.micro_batch : batch_of(c_));
+    for (std::size_t first = 0; first < numbers.size(); first += at_once) {
+        const offline_batch b =
+            set_->read(std::span(numbers).subspan(first, std::min(at_once, numbers.size() - first)));
+        const std::vector<float> log_p = learn_->token_log_probs(b.rows);
+        for (std::size_t i = 0; i < log_p.size(); ++i)
+            if (b.rows.mask[i] != 0)
+                sum += std::exp(double{log_p[i]} - double{b.rows.log_mu[i]}) * gap_of(log_p[i], b.cache.next_log_q[i]);
+        tokens += b.rows.kept;
+    }
+    return sum / static_cast<double>(std::max<opd::index_t>(1, tokens));
+}
+
+const char* distillation::how_measured() const {
+    return set_            ? "tokens of held-out sequences, drawn by pi_ref and weighted by p/pi_ref"
+           : is_served(c_) ? "tokens drawn for held-out prompts"
+                           : "answers to held-out prompts";
+}
+
 // --- steps ----------------------------------------------------------------------------------------------------------
 
 void distillation::check_numbers(const learner_result& r) const {
@@ -475,41 +641,53 @@ void distillation::check_numbers(const learner_result& r) const {
                                             s_.checkpoint.empty() ? "" : "; the last checkpoint is intact"));
 }
 
-// A step is made: counted, logged, told.
+// What a step learnt from.
+struct distillation::counts {
+    std::int64_t tokens = 0, most = 0; // most: lag of one
+    double lags = 0;                   // their sum
+    std::vector<std::uint64_t> samples = {};
+};
+
 void distillation::stepped(const learner_result& r, std::span<const learner_stage::view> sequences) {
-    const std::int64_t step = state_.step++;
-    std::int64_t tokens = 0, most = 0;
-    double lags = 0;
-    for (const auto& s : sequences)
+    counts n;
+    for (const auto& s : sequences) {
         for (const std::int32_t version : s.rolled->versions) {
-            ++tokens, lags += static_cast<double>(step - version);
-            most = std::max(most, step - version);
+            ++n.tokens, n.lags += static_cast<double>(state_.step - version);
+            n.most = std::max(n.most, state_.step - version);
         }
-    report_.tokens += tokens;
-    lags_ += lags, lagged_ += tokens;
+        if (overlaps()) n.samples.push_back(s.rolled->sample); // in turns they are the next ones
+    }
+    told(r, n);
+}
+
+// A step is made: counted, logged, told.
+void distillation::told(const learner_result& r, const counts& n) {
+    const std::int64_t step = state_.step++;
+    report_.tokens += n.tokens;
+    lags_ += n.lags, lagged_ += n.tokens;
     const std::chrono::duration<double> took = std::chrono::steady_clock::now() - begin_;
-    const double lag = lags / static_cast<double>(std::max<std::int64_t>(1, tokens));
+    const double lag = n.lags / static_cast<double>(std::max<std::int64_t>(1, n.tokens));
     if (!s_.log.empty()) {
         json line = {{"step", step},
                      {"loss", r.loss},
                      {"kl", r.kl},
                      {"gradient", r.gradient_norm},
                      {"rate", r.rate},
-                     {"tokens", tokens},
+                     {"tokens", n.tokens},
                      {"mismatched", r.mismatched},
                      {"lag", lag},
-                     {"lag_most", most},
+                     {"lag_most", n.most},
                      {"effective_share", r.prefix.effective_share()},
                      {"seconds", took.count()}};
-        if (overlaps()) // in turns they are the next ones
-            for (const auto& s : sequences) line["samples"].push_back(s.rolled->sample);
+        if (!n.samples.empty()) line["samples"] = n.samples;
+        if (set_) line["drift"] = json(described(r.drift));
         log_.write(line.dump());
     }
     const bool at_interval = s_.say_every > 0 && step % s_.say_every == 0;
     if (step == 0 || step + 1 == steps() || at_interval)
         spdlog::info("step {}: loss {:.4f}, {} tokens in all, {:.0f} a second{}", step, r.loss, report_.tokens,
                      static_cast<double>(lagged_) / std::max(took.count(), 1e-9),
-                     overlaps() ? fmt::format(", lag {:.2f}, {} at most", lag, most) : std::string());
+                     overlaps() ? fmt::format(", lag {:.2f}, {} at most", lag, n.most) : std::string());
     if (at_interval && step > 0 && step + 1 < steps()) say_sample();
 }
 
@@ -518,7 +696,10 @@ template <class Bytes>
 bool distillation::goes_on(Bytes&& in_flight) {
     if (left_ || state_.step >= steps()) return !left_;
     left_ = interrupted || (stop_after_ > 0 && --stop_after_ == 0);
-    if (!s_.checkpoint.empty() && (left_ || state_.step % c_.run.checkpoint_every == 0)) save(in_flight());
+    const bool due = left_ || state_.step % c_.run.checkpoint_every == 0;
+    if (s_.checkpoint.empty() || !(due || is_served(c_))) return !left_;
+    flight_ = in_flight();
+    if (due) save(flight_);
     return !left_;
 }
 
@@ -537,17 +718,34 @@ void distillation::in_turns() {
             roll_out(*student_, backend_.team(), requests, how_, static_cast<std::int32_t>(state_.step));
         std::vector<const trajectory*> answers;
         for (const trajectory& t : rolled) answers.push_back(&t);
-        std::vector<scored_sequence> scored = scorer.score(answers, how_.plan.count, plan);
+        std::vector<scored_sequence> scored =
+            by_.score ? by_.score(answers) : scorer.score(answers, how_.plan.count, plan);
         std::vector<learner_stage::view> sequences(rolled.size());
         for (std::size_t i = 0; i < rolled.size(); ++i) {
             sequences[i].rolled = std::make_shared<const trajectory>(std::move(rolled[i]));
             sequences[i].scored = std::make_shared<const scored_sequence>(std::move(scored[i]));
         }
         const learner_result r = lesson.learn(sequences, state_.step);
+        made_ = state_.step + 1;
         check_numbers(r);
         state_.next_sample += batch;
         stepped(r, sequences);
         if (!goes_on([] { return std::string(); })) return;
+    }
+}
+
+// The learner alone.
+void distillation::from_set() {
+    const auto place = [this] { return set_->place(); };
+    while (state_.step < steps()) {
+        const std::vector<opd::index_t> numbers = set_->next(batch_of(c_));
+        const learner_result r =
+            set_->learn(*learn_, numbers, rate_of(c_, {}, state_.step), static_cast<std::int32_t>(state_.step));
+        made_ = state_.step + 1;
+        check_numbers(r);
+        state_.next_sample += numbers.size();
+        told(r, {.tokens = r.diagnostics.kept, .samples = {numbers.begin(), numbers.end()}});
+        if (!goes_on(place)) return;
     }
 }
 
@@ -557,17 +755,21 @@ void distillation::on_threads() {
     sched::settings schedule = schedule_of(c_);
     publication weights;
     learner_result last;
-    const auto lesson = std::make_shared<learner_stage>(c_, *learn_, weights, [&](const learner_result& r, auto&&...) {
-        check_numbers(r); // before anybody draws from such weights
-        last = r;
-    });
+    const auto lesson = std::make_shared<learner_stage>(c_, *learn_, weights,
+                                                        [&](const learner_result& r, auto&&, sched::version_t version) {
+                                                            made_ = version + 1;
+                                                            check_numbers(r); // before anybody draws from such weights
+                                                            last = r;
+                                                        });
     const auto publish = [&](const sched::weights& name) {
         if (name.version != state_.step)
             throw failure(exit_input, fmt::format("{}: its sequences in flight are those of step {}, not {}",
                                                   s_.checkpoint, name.version, state_.step));
         weights.publish(name, learn_->snapshot(static_cast<std::int32_t>(name.version)));
     };
-    const auto teacher = [&] { return std::make_shared<teacher_stage>(*teacher_, c_, 1); };
+    const auto teacher = [&] {
+        return std::make_shared<teacher_stage>(*teacher_, c_, 1, nullptr, nullptr, by_.served);
+    };
     driver_type* running = nullptr;
     driver_type::hooks_type hooks; // on the learner's thread, which alone looks at what is written here
     hooks.on_step = [&](const driver_type::report_type& report) {
@@ -638,9 +840,8 @@ distil_report distillation::go() {
         learn_->update_with([this](double rate, std::vector<float>& gradient) {
             return lora_->step(c_.optimizer, rate, gradient, state_.student_optimizer, *student_, backend_.team());
         });
+    if (is_served(c_)) ask_teacher();
     if (!s_.checkpoint.empty()) settings_ = settings_text();
-    const auto budget = static_cast<std::size_t>(c_.distill.hidden_budget);
-    const auto kl = [&] { return held_out_kl(*student_, *teacher_, backend_, task_->held_out(), how_, budget); };
     if (!text_->tokenizer) spdlog::info("answers are shown as ids: {}", text_->no_tokenizer);
     const auto& prompt = task_->held_out().front();
     spdlog::info("prompt: {}",
@@ -650,10 +851,11 @@ distil_report distillation::go() {
         lora_ ? lora_->merge(*student_, backend_.team()) : student_->weights_changed();
     } else {
         report_.kl_before = kl();
-        spdlog::info("before: KL(student, teacher) {:.4f} nats a token of answers to {} held-out prompts",
-                     report_.kl_before, s_.held_out);
+        spdlog::info("before: KL(student, teacher) {:.4f} nats a token; {}, {} of them", report_.kl_before,
+                     how_measured(), s_.held_out);
         report_.sample_before = say_sample();
-        if (!s_.checkpoint.empty()) save({}); // so that a place that cannot be written is known now
+        if (!s_.checkpoint.empty())
+            save(set_ ? set_->place() : std::string()); // so that a place that cannot be written is known now
     }
     const auto earlier = [this](const std::string& line) { // steps that are about to be made again are dropped
         const json j = json::parse(line, nullptr, false);
@@ -662,19 +864,29 @@ distil_report distillation::go() {
     };
     if (!s_.log.empty()) log_.open(s_.log, s_.resume ? earlier : std::function<bool(const std::string&)>());
     begin_ = std::chrono::steady_clock::now();
-    with_memory_for("distillation: --batch, --answers, --micro-batch, --gradient-checkpointing, --max-response and "
-                    "--slots set how much",
-                    [&] {
-                        if (state_.step < steps()) overlaps() ? on_threads() : in_turns();
-                    });
-    if (left_)
-        throw failure(exit_interrupted, s_.checkpoint.empty()
-                                            ? fmt::format("stopped after {} steps: nothing is written", state_.step)
-                                            : fmt::format("stopped after {} steps; --resume goes on from {}",
-                                                          state_.step, s_.checkpoint));
+    began_ = made_ = state_.step;
+    const char* who = "distillation: --batch, --answers, --micro-batch, --gradient-checkpointing, --max-response and "
+                      "--slots set how much";
+    with_memory_for(who, [&] {
+        try {
+            if (state_.step < steps()) set_ ? from_set() : overlaps() ? on_threads() : in_turns();
+        } catch (const failure& e) {
+            if (e.code != exit_peer) throw;
+            // a step that was made and not told is made again
+            if (!s_.checkpoint.empty() && made_ == state_.step && state_.step > began_) save(flight_);
+            throw failure(exit_peer, fmt::format("{}; {}", e.what(), where_it_stops()));
+        }
+    });
+    if (left_) throw failure(exit_interrupted, where_it_stops());
     report_.lag = lags_ / static_cast<double>(std::max<std::int64_t>(1, lagged_));
-    report_.kl_after = kl();
-    spdlog::info("after: KL(student, teacher) {:.4f} nats a token", report_.kl_after);
+    try {
+        report_.kl_after = kl();
+        spdlog::info("after: KL(student, teacher) {:.4f} nats a token", report_.kl_after);
+    } catch (const failure& e) { // what was learnt is written all the same
+        if (e.code != exit_peer) throw;
+        report_.kl_after = std::numeric_limits<double>::quiet_NaN();
+        spdlog::warn("after: KL(student, teacher) is not known: {}", renamed(e.what(), own_names()));
+    }
     report_.sample_after = say_sample();
     std::optional<adapter_files> adapter;
     if (lora_) adapter = lora_->files(s_.student);
@@ -687,6 +899,12 @@ distil_report distillation::go() {
 
 } // namespace
 
-distil_report distil(const distil_settings& s) { return distillation(s).go(); }
+distil_report distil(const distil_settings& s) {
+    try {
+        return distillation(s).go();
+    } catch (const failure& e) {
+        throw failure(e.code, renamed(e.what(), own_names()));
+    }
+}
 
 } // namespace trainer::hf

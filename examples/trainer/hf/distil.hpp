@@ -15,6 +15,14 @@
 //   step-off, controlled, async  opd-train's stages on threads under the library's scheduler, which bounds the lag.
 //                                Rollout has immutable copies of the weights; each token keeps its log mu and version
 //
+// The teacher may be a server instead (pipeline/served.hpp), which is asked for the log-probs of drawn tokens or for its
+// best ids. After a first probe a failed call is repeated for --teacher-patience; then the run ends, with all steps that
+// it has made in its checkpoint.
+//
+// With a data set (pipeline/set_source.hpp) there are neither teacher nor rollout nor prompts: the learner alone reads
+// tokens that somebody drew and a teacher scored. Its last sequences are held out: KL(student || teacher) is measured on
+// them as the mean of (p/pi_ref) (log p - log q), and answers that are shown are to their prompts.
+//
 // With `lora_rank` LoRA's matrices are learnt (lora.hpp); what is written is merged, the adapter beside it.
 //
 // With `checkpoint` a run that stops or dies goes on with --resume from its last whole file: weights or adapters,
@@ -23,13 +31,16 @@
 // learns from every answer once.
 //
 // Before and after, the mean over the tokens of answers to held-out prompts, drawn with the same noise, of
-// KL(student || teacher) over the whole vocabulary is measured. The answer to the first of these prompts is shown then
-// and at intervals, always drawn with the same noise. What memory it takes is said before it is taken.
+// KL(student || teacher) over the whole vocabulary is measured; of a served teacher the mean of log p - log q over the
+// drawn tokens, which estimates it (a token that the teacher excludes counts as log q = -9999). The answer to the first
+// of these prompts is shown then and at intervals, always drawn with the same noise. What memory it takes is said before
+// it is taken.
 #pragma once
 
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "hf/bpe.hpp"
@@ -54,6 +65,9 @@ text_files text_files_of(const model_source& source);
 /// exit_input that names both files. Compared are model.vocab and added_tokens; a directory without the file passes.
 void check_same_tokenizer(const model_source& student, const model_source& teacher);
 
+/// What those ids mean: 32 hexadecimal digits of model.vocab and added_tokens; empty: there is no tokenizer.json.
+std::string print_of_tokenizer(const model_source& source);
+
 /// The ids that end a text, as generation_config.json says, or config.json where that says none. Empty: neither does.
 std::vector<token> end_tokens(const model_source& source);
 
@@ -63,11 +77,12 @@ std::int64_t activation_bytes(const model_shape& shape, std::int64_t sequences, 
                               bool checkpointed);
 
 struct distil_settings {
-    std::string student, teacher, prompts, out; ///< out: may not be there yet
+    std::string student, teacher, prompts, out; ///< teacher: or is_url(); out: may not be there yet. With
+                                                ///< settings.distill.offline neither teacher nor prompts
     std::string log;                            ///< file of a line of JSON a step; empty: none
     std::vector<token> ends;                    ///< empty: end_tokens() of the student
     int max_response = 256;
-    int held_out = 16;             ///< of the prompts, the last
+    int held_out = 16;             ///< of the prompts, or the set's sequences, the last
     int say_every = 10;            ///< steps; 0: the first and the last alone
     bool accept_tokenizer = false; ///< without check_same_tokenizer()
     int lora_rank = 0;             ///< 0: all weights are trained
@@ -78,13 +93,18 @@ struct distil_settings {
     write_options how;
     config settings; ///< what distil_options() names
 };
+/// It names servers, separated by commas, and no directory.
+inline bool is_url(std::string_view teacher) { return teacher.find("://") != teacher.npos; }
+
 /// What opd-distil takes of opd-train's settings, and what it calls them.
 const option_names& distil_options();
+/// These, and the settings that opd-distil takes in another way, by what it calls them: for what is said of settings.
+const option_names& distil_names();
 /// The settings with what follows from others: a divergence of whole rows is computed from hidden states where no
 /// filter asks for logits. What opd-train refuses, and what it has and opd-distil has not, is a usage failure.
 config settled(config c);
 struct distil_report {
-    double kl_before = 0, kl_after = 0; ///< held out, nats a token
+    double kl_before = 0, kl_after = 0; ///< held out, nats a token; after: NaN where a server did not answer any more
     std::int64_t tokens = 0;            ///< answered in training
     double lag = 0;                     ///< updates from a token's weights to those that learnt from it, their mean
     std::string sample_before, sample_after; ///< the answer to the first held-out prompt: text, or ids as [5,6]

@@ -249,7 +249,8 @@ server_identity served_teacher::identity() const {
 // --- the probe ------------------------------------------------------------------------------------------------------
 
 served_probe served_teacher::probe(const any_task& task, const transformer<float>& student,
-                                   const transformer<float>& reference, opd::eigen_backend& backend) const {
+                                   const transformer<float>* reference, opd::eigen_backend& backend,
+                                   const probe_draws& draws) const {
     const config& c = settings_;
     const serve::http_settings& how = client_->teacher.settings();
     const index_t v = c.student_model.vocabulary;
@@ -283,10 +284,10 @@ served_probe served_teacher::probe(const any_task& task, const transformer<float
 
     sampling draw;
     draw.seed = c.run.seed, draw.end = task.end_token(), draw.max_response = task.max_response();
-    draw.slots = c.distill.slots;
+    draw.slots = c.distill.slots, draw.more_ends = draws.more_ends;
     std::vector<request> prompts;
-    constexpr std::uint64_t some = 64, base = std::uint64_t{10} << 56; // samples apart from a run's
-    for (std::uint64_t i = base; i < base + some; ++i)
+    constexpr std::uint64_t base = std::uint64_t{10} << 56; // samples apart from a run's
+    for (std::uint64_t i = base; i < base + static_cast<std::uint64_t>(draws.responses); ++i)
         prompts.push_back({i, task.prompt_tokens(task.training_problem(c.run.seed, i))});
     std::vector<trajectory> drawn = roll_out(student, backend.team(), prompts, draw);
     if (how.dialect == serve::dialect::sglang) // which names its last id only where it is told which that is
@@ -330,18 +331,22 @@ served_probe served_teacher::probe(const any_task& task, const transformer<float
                     list_ids[slot] = got.ids[i], list_log_q[slot] = double{got.list_log_q[i]};
         }
     }
-    std::vector<float> logits;
-    teacher_scorer(reference, backend).logits(inputs, logits);
-    std::size_t first = 0, row = 0;
-    for (const trajectory& t : drawn) {
-        for (std::size_t p = t.prompt_length; p < t.tokens.size(); ++p, ++row) {
-            const auto width = static_cast<std::size_t>(v);
-            const row_law law{std::span(logits).subspan((first + p - 1) * width, width)};
-            log_reference.push_back(law(t.tokens[p]));
-            for (std::size_t i = row * static_cast<std::size_t>(k); i < (row + 1) * static_cast<std::size_t>(k); ++i)
-                list_log_p[i] = law(static_cast<std::int32_t>(list_ids[i]));
+    r.compared = reference != nullptr;
+    if (r.compared) {
+        std::vector<float> logits;
+        teacher_scorer(*reference, backend).logits(inputs, logits);
+        std::size_t first = 0, row = 0;
+        for (const trajectory& t : drawn) {
+            for (std::size_t p = t.prompt_length; p < t.tokens.size(); ++p, ++row) {
+                const auto width = static_cast<std::size_t>(v);
+                const row_law law{std::span(logits).subspan((first + p - 1) * width, width)};
+                log_reference.push_back(law(t.tokens[p]));
+                for (std::size_t i = row * static_cast<std::size_t>(k); i < (row + 1) * static_cast<std::size_t>(k);
+                     ++i)
+                    list_log_p[i] = law(static_cast<std::int32_t>(list_ids[i]));
+            }
+            first += t.tokens.size() - 1;
         }
-        first += t.tokens.size() - 1;
     }
 
     opd::teacher_answers a;
@@ -351,7 +356,7 @@ served_probe served_teacher::probe(const any_task& task, const transformer<float
     if (k > 0) {
         a.list_ids = opd::view(std::as_const(list_ids).data(), n, k);
         a.list_log_q = opd::view(std::as_const(list_log_q).data(), n, k);
-        a.list_log_p = opd::view(std::as_const(list_log_p).data(), n, k);
+        if (r.compared) a.list_log_p = opd::view(std::as_const(list_log_p).data(), n, k);
     }
     a.vocab = v;
     r.report = opd::probe_teacher(a);
@@ -367,7 +372,7 @@ served_probe served_teacher::probe(const any_task& task, const transformer<float
     };
     for (std::size_t j = 1; j < replicas; ++j)
         r.sequence_sigma = std::max(r.sequence_sigma, sigma(log_q.data(), log_q.data() + static_cast<index_t>(j) * n));
-    r.reference_sigma = sigma(log_q.data(), log_reference.data());
+    if (r.compared) r.reference_sigma = sigma(log_q.data(), log_reference.data());
 
     using opd::probed;
     const auto verdicts = [](opd::teacher_report& report) {
@@ -390,9 +395,9 @@ served_probe served_teacher::probe(const any_task& task, const transformer<float
 }
 
 std::string served_probe::told() const {
-    std::string t = fmt::format("{} responses, {}; sigma_Delta of a response {:.3g} nats between scorings, {:.3g} from "
-                                "the teacher of --start-from",
-                                sequences, to_string(report), sequence_sigma, reference_sigma);
+    std::string t = fmt::format("{} responses, {}; sigma_Delta of a response {:.3g} nats between scorings", sequences,
+                                to_string(report), sequence_sigma);
+    if (compared) t += fmt::format(", {:.3g} from the teacher of --start-from", reference_sigma);
     if (identity.vocabulary > 0) t += fmt::format("; it knows {} ids", identity.vocabulary);
     return t;
 }
@@ -411,7 +416,7 @@ nlohmann::ordered_json served_probe::described() const {
             j[name] = value;
     });
     j["sequence_sigma_delta"] = sequence_sigma;
-    j["reference_sigma_delta"] = reference_sigma;
+    if (compared) j["reference_sigma_delta"] = reference_sigma;
     j["accepted"] = accepted;
     return j;
 }

@@ -46,11 +46,18 @@ struct served_probe {
     opd::teacher_report report; ///< of tokens and lists; its log_p is the student's, its lists' the reference's
     double sequence_sigma = 0;  ///< √E[(Σ_t |Δ_t|)²] of two scorings, nats: sigma_Delta of theorem 3.13
     double reference_sigma = 0; ///< the same between the served teacher and the reference
+    bool compared = false;      ///< there was a reference
     index_t sequences = 0;
     std::vector<std::string> accepted; ///< sentences on what is wrong and was accepted
 
     nlohmann::ordered_json described() const;
     std::string told() const; ///< one line
+};
+
+/// The responses that a probe is made with.
+struct probe_draws {
+    int responses = 64;
+    std::vector<token> more_ends = {}; ///< ids that end one beside the task's
 };
 
 class served_teacher {
@@ -67,9 +74,10 @@ public:
 
     /// Scores responses of the student to training prompts twice, or once by each replica, and looks at what comes
     /// back (opd/teacher_probe.hpp). What is wrong and not accepted (--accept-teacher) is a failure of kind exit_peer
-    /// that names it. `reference`: the teacher as it should be, of which the served one may be another version.
-    served_probe probe(const any_task& task, const transformer<float>& student, const transformer<float>& reference,
-                       opd::eigen_backend& backend) const;
+    /// that names it. `reference`: the teacher as it should be, of which the served one may be another version; null:
+    /// nobody has it, and neither the temperature of the lists is judged nor reference_sigma.
+    served_probe probe(const any_task& task, const transformer<float>& student, const transformer<float>* reference,
+                       opd::eigen_backend& backend, const probe_draws& draws = {}) const;
 
     /// What the first replica says of itself; asked for within --teacher-patience.
     server_identity identity() const;

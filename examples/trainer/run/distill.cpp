@@ -330,7 +330,7 @@ void run::distill() {
 void run::meet_teacher() {
     served_ = std::make_shared<served_teacher>(settings_);
     recall_teacher(true);
-    const served_probe probe = served_->probe(*task_, student_, teacher_, backend_);
+    const served_probe probe = served_->probe(*task_, student_, &teacher_, backend_);
     recall_teacher(false);
     spdlog::info("teacher probe: {}", probe.told());
     for (const std::string& sentence : probe.accepted) spdlog::warn("teacher probe: accepted: {}", sentence);

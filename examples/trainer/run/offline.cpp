@@ -19,6 +19,7 @@
 #include "opd/data/rollout_writer.hpp"
 #include "pipeline/prints.hpp"
 #include "pipeline/rollout.hpp"
+#include "pipeline/set_source.hpp"
 #include "run/run.hpp"
 #include "run/scoring.hpp"
 #include "schedule/stages.hpp"
@@ -49,18 +50,6 @@ std::string offline_told(const nlohmann::ordered_json& j) {
 }
 
 namespace {
-
-// What the library says of a data set is an input failure; of a disk that takes nothing more, an output's.
-template <class Work>
-auto of_set(exit_code otherwise, Work&& work) {
-    try {
-        return work();
-    } catch (const opd::invalid_input& e) {
-        throw failure(exit_input, e.what());
-    } catch (const opd::error& e) {
-        throw failure(otherwise, e.what());
-    }
-}
 
 // A checkpoint whose settings are those of c in some groups.
 run_state checkpoint_like(const config& c, const char* flag, const std::string& path,
@@ -208,164 +197,9 @@ exit_code write_offline(const command& arguments, std::size_t shard_bytes) {
 
 // --- opd-train --offline --------------------------------------------------------------------------------------------
 
-namespace {
-
-// What the learner is given of some sequences.
-struct offline_batch {
-    row_batch rows;
-    teacher_cache cache;
-};
-
-// The set, and where in it the run is.
-class offline_source {
-public:
-    offline_source(const config& c, const any_task& task)
-        : c_(c), task_(task),
-          set_(of_set(exit_input, [&] { return std::make_unique<opd::data::rollout_set>(c.distill.offline); })),
-          print_(hash128(read_file(c.distill.offline + "/index.jsonl"))) { // its sums take in every byte of the set
-        of_set(exit_input, [&] { set_->verify(); });
-        if (set_->description().vocab > c.student_model.vocabulary)
-            throw failure(exit_input, fmt::format("--offline: {} has ids up to {}, the student knows {}", folder(),
-                                                  set_->description().vocab, c.student_model.vocabulary));
-        go_to({});
-    }
-
-    const std::string& folder() const { return c_.distill.offline; }
-    opd::index_t sequences() const { return set_->sequences(); }
-    opd::index_t response_tokens() const { return set_->rows(); }
-
-    // What differs, and is accepted; what differs and is not is a failure that names it.
-    std::vector<std::string> check(const opd::data::fingerprints& mine) const {
-        opd::data::allowed_mismatches allow;
-        for (const std::string& name : accepted_mismatches(c_)) {
-            if (name == "scoring_teacher") allow.scoring_teacher = allow.teachers = true;
-            if (name == "sft_teacher") allow.sft_teacher = true;
-            if (name == "tokenizer") allow.tokenizer = true;
-            if (name == "reference_policy") allow.reference_policy = true;
-        }
-        try {
-            return set_->check(mine, allow);
-        } catch (const opd::invalid_input& e) {
-            std::string what = e.what(), name = e.argument.substr(e.argument.find('.') + 1);
-            what = what.substr(0, what.find("; to go on, set allow."));
-            throw failure(exit_usage,
-                          fmt::format("--offline: {}: {}; to go on, --accept-mismatch {}", folder(), what, name));
-        }
-    }
-
-    // The place of a checkpoint, or the beginning.
-    void go_to(const std::string& kept) {
-        opd::data::reader_place place;
-        if (!kept.empty()) {
-            const auto j = nlohmann::json::parse(kept, nullptr, false);
-            if (!j.is_object() || j.value("set", "") != print_)
-                throw failure(exit_input, fmt::format("--offline: {} is not the set that the checkpoint's run has read "
-                                                      "from so far",
-                                                      folder()));
-            place.epoch = j.value("epoch", place.epoch);
-            place.next = j.value("next", place.next);
-            place.sequences = j.value("sequences", place.sequences);
-        }
-        of_set(exit_input, [&] { reader_.emplace(*set_, opd::data::read_order{.seed = c_.run.seed}, place); });
-    }
-    std::string place() const {
-        const opd::data::reader_place p = reader_->place();
-        return nlohmann::ordered_json(
-                   {{"set", print_}, {"epoch", p.epoch}, {"next", p.next}, {"sequences", p.sequences}})
-            .dump();
-    }
-
-    // The next sequences of the shuffle; a batch goes on into the next epoch.
-    std::vector<opd::index_t> next(opd::index_t count) {
-        std::vector<opd::index_t> numbers;
-        while (std::ssize(numbers) < count)
-            for (const opd::index_t i : reader_->next_numbers(count - std::ssize(numbers))) numbers.push_back(i);
-        return numbers;
-    }
-
-    offline_batch read(std::span<const opd::index_t> numbers) const {
-        return of_set(exit_input, [&] { return batch(set_->read(numbers)); });
-    }
-
-private:
-    offline_batch batch(opd::data::rollouts some) const {
-        const auto samples = some.cache<opd::teacher::samples<std::int32_t>>();
-        const auto refuse = [&](std::size_t s, const char* what) {
-            throw failure(exit_input, fmt::format("--offline: {}: sequence {} {}", folder(), some.numbers()[s], what));
-        };
-        if (samples.ids.cols != 1 || samples.log_mu.rows != some.rows() || samples.log_q.rows != some.rows())
-            refuse(0, "has not the log-probs of one drawn token a row, under pi_ref and the teacher");
-        const index_t k = lists_ ? c_.distill.k : 0; // of the teacher's best ids
-        opd::teacher::support<std::int32_t> lists{};
-        if (lists_) lists = some.cache<opd::teacher::support<std::int32_t>>();
-        if (lists_ && (lists.ids.rows != some.rows() || lists.log_tail.size != some.rows() || lists.ids.cols != k))
-            refuse(0, fmt::format("has {} of the teacher's best ids a row, not --k {}", lists.ids.cols, k).c_str());
-        const auto tokens = some.tokens();
-        const auto mask = some.mask();
-        std::vector<trajectory> drawn(static_cast<std::size_t>(some.sequences()));
-        for (std::size_t s = 0; s < drawn.size(); ++s) {
-            trajectory& t = drawn[s];
-            const auto row = [&](std::size_t i) { return some.row_offsets()[static_cast<opd::index_t>(i)]; };
-            const auto at = [&](std::size_t i) { return some.token_offsets()[static_cast<opd::index_t>(i)]; };
-            t.sample = static_cast<std::uint64_t>(some.numbers()[s]);
-            t.tokens.assign(tokens.data + at(s), tokens.data + at(s + 1));
-            const opd::index_t n = row(s + 1) - row(s);
-            if (n < 1 || n >= std::ssize(t.tokens)) refuse(s, "has no response, or no prompt");
-            if (std::ssize(t.tokens) > task_.max_length()) refuse(s, "is longer than the task's longest");
-            for (const token id : t.tokens)
-                if (id < 0 || id >= c_.student_model.vocabulary) refuse(s, "has ids that the student does not know");
-            t.prompt_length = t.tokens.size() - static_cast<std::size_t>(n);
-            t.log_mu.assign(samples.log_mu.row(row(s)), samples.log_mu.row(row(s)) + n);
-            t.draw_ids.assign(samples.ids.row(row(s)), samples.ids.row(row(s)) + n);
-            if (!std::ranges::equal(t.draw_ids, t.response())) refuse(s, "has draws that are not its own tokens");
-            t.versions.assign(static_cast<std::size_t>(n), 0); // pi_ref is where the student begins
-            t.draw_log_mu = t.log_mu;
-            t.draw_weight.assign(static_cast<std::size_t>(n), 1.0f);
-            t.draw_exact.assign(static_cast<std::size_t>(n), 0);
-        }
-        offline_batch b{pack(drawn, draws_for(c_).count), {}};
-        b.cache.what = lists_ ? teacher_cache::kind::support : teacher_cache::kind::samples;
-        b.cache.entries = lists_ ? static_cast<int>(k) : 1;
-        if (lists_) {
-            b.cache.ids.assign(static_cast<std::size_t>(b.rows.rows * k), -1);
-            b.cache.log_q.assign(b.cache.ids.size(), 0.0f);
-            b.cache.log_tail.assign(static_cast<std::size_t>(b.rows.rows), 0.0f);
-        } else {
-            b.cache.ids = b.rows.ids;
-        }
-        b.cache.next_log_q.assign(static_cast<std::size_t>(b.rows.rows), 0.0f);
-        for (std::size_t s = 0, r = 0; s < drawn.size(); ++s) {
-            auto to = static_cast<std::size_t>(b.rows.offsets[s]) + drawn[s].prompt_length - 1;
-            for (std::size_t i = 0; i < drawn[s].log_mu.size(); ++i, ++r, ++to) {
-                const auto row = static_cast<opd::index_t>(r);
-                b.cache.next_log_q[to] = *samples.log_q.row(row);
-                if (lists_) {
-                    const auto first = static_cast<std::ptrdiff_t>(to) * k;
-                    std::copy_n(lists.ids.row(row), k, b.cache.ids.begin() + first);
-                    std::copy_n(lists.log_q.row(row), k, b.cache.log_q.begin() + first);
-                    b.cache.log_tail[to] = lists.log_tail[row];
-                }
-                if (mask.empty() || mask[row] != 0) continue;
-                b.rows.mask[to] = 0, --b.rows.kept;
-            }
-        }
-        if (!lists_) b.cache.log_q = b.cache.next_log_q;
-        return b;
-    }
-
-    const config& c_;
-    const any_task& task_;
-    const bool lists_ = cache_for(c_).what == teacher_cache::kind::support;
-    std::unique_ptr<const opd::data::rollout_set> set_;
-    std::string print_;
-    std::optional<opd::data::rollout_reader> reader_;
-};
-
-} // namespace
-
 void run::distill_offline() {
     const config& c = settings_;
-    offline_source set(c, *task_);
+    set_source set(c, task_->max_length());
     if (state_.in_flight.empty()) // a run that goes on has compared them
         for (const std::string& line : set.check({.sft_teacher = sft_print_,
                                        .scoring_teacher = scoring_print_,
@@ -384,14 +218,7 @@ void run::distill_offline() {
         const double start = now();
         const auto version = static_cast<std::int32_t>(state_.step);
         const std::vector<opd::index_t> numbers = set.next(batch_of(c));
-        const std::size_t parts = static_cast<std::size_t>(c.distill.mini_batches), share = numbers.size() / parts;
-        std::vector<offline_batch> batches;
-        for (std::size_t i = 0; i < parts; ++i)
-            batches.push_back(set.read(std::span(numbers).subspan(i * share, share)));
-        for (offline_batch& b : batches) learn.look_back(b.rows);
-        learner_result r;
-        for (const offline_batch& b : batches)
-            r.add(learn.step(b.rows, b.cache, rate_of(c, state_.rate, state_.step), version, r.updates));
+        const learner_result r = set.learn(learn, numbers, rate_of(c, state_.rate, state_.step), version);
         seconds += now() - start;
         state_.next_sample += numbers.size();
         state_.in_flight = set.place();

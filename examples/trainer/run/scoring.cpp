@@ -15,7 +15,6 @@
 #include "opd/data/rollout_writer.hpp"
 #include "pipeline/learner.hpp"
 #include "pipeline/prints.hpp"
-#include "pipeline/served.hpp"
 #include "run/offline.hpp"
 #include "run/progress.hpp"
 #include "run/run.hpp"
@@ -26,13 +25,14 @@
 namespace trainer {
 
 set_scorer scorer_for(const config& c, const any_task& task, const transformer<float>* student,
-                      const transformer<float>* teacher, opd::eigen_backend& backend) {
+                      const transformer<float>* teacher, opd::eigen_backend& backend, const probe_draws& draws) {
     if (!is_served(c)) {
         const auto scorer = std::make_shared<teacher_scorer>(*teacher, backend);
+        const std::string print = print_of_teacher(teacher->weights);
         return {[scorer, plan = cache_for(c), entries = draws_for(c).count](auto each) {
                     return scorer->score(each, entries, plan);
                 },
-                print_of_teacher(teacher->weights)};
+                print, print};
     }
     if (c.distill.temperature != 1)
         throw failure(exit_usage,
@@ -40,14 +40,14 @@ set_scorer scorer_for(const config& c, const any_task& task, const transformer<f
                                   c.distill.temperature));
     const auto served = std::make_shared<served_teacher>(c);
     server_identity is;
-    if (student != nullptr && teacher != nullptr) {
-        const served_probe probe = served->probe(task, *student, *teacher, backend);
+    if (student != nullptr) {
+        const served_probe probe = served->probe(task, *student, teacher, backend, draws);
         spdlog::info("teacher probe: {}", probe.told());
         for (const std::string& sentence : probe.accepted) spdlog::warn("teacher probe: accepted: {}", sentence);
         is = probe.identity;
     } else {
         is = served->identity();
-        spdlog::warn("the served teacher is not probed: there is no --reference with a student and a teacher");
+        spdlog::warn("the served teacher is not probed: there is no --reference, whose student would answer");
     }
     return {[served](std::span<const trajectory* const> each) {
                 std::vector<scored_sequence> r;
@@ -56,7 +56,8 @@ set_scorer scorer_for(const config& c, const any_task& task, const transformer<f
             },
             !is.teacher.empty()
                 ? is.teacher
-                : hash128(fmt::format("served: {} {}", c.served.dialect, is.model.empty() ? c.served.url : is.model))};
+                : hash128(fmt::format("served: {} {}", c.served.dialect, is.model.empty() ? c.served.url : is.model)),
+            is.teacher, served};
 }
 
 loaded_run load_run(const std::string& path) {
@@ -207,8 +208,9 @@ exit_code score_responses(const score_settings& s) {
     if (!s.reference.empty()) reference = load_run(s.reference);
     if (!s.teacher.empty()) scorer = load_run(s.teacher);
     const loaded_run* const any = reference ? &*reference : scorer ? &*scorer : nullptr;
-    need(any != nullptr || s.vocabulary > 0, "--vocabulary: needed where no checkpoint says how many ids there are");
-    need(any == nullptr || s.vocabulary == 0, "--vocabulary is the checkpoint's where there is one");
+    need(any != nullptr || s.vocabulary > 0,
+         "--vocabulary or --ids-of: needed where no checkpoint says how many ids there are");
+    need(any == nullptr || s.vocabulary == 0, "--vocabulary and --ids-of: a checkpoint says it where there is one");
 
     config c = any ? any->settings : config{};
     c.run = s.settings.run, c.served = s.settings.served;
@@ -239,7 +241,7 @@ exit_code score_responses(const score_settings& s) {
         }
     }
     if (scorer) teacher = model_with(scorer->settings.teacher_model, scorer->state.teacher_weights, s.teacher);
-    if (any) prints.tokenizer = print_of_tokenizer(*own_task, static_cast<int>(v));
+    prints.tokenizer = any ? print_of_tokenizer(*own_task, static_cast<int>(v)) : s.tokenizer;
     need(served || teacher.has_value(), fmt::format("--reference: {} holds no teacher's weights: --teacher names a "
                                                     "checkpoint that does",
                                                     s.reference));

@@ -13,6 +13,7 @@
 #include <cstddef>
 #include <functional>
 #include <map>
+#include <memory>
 #include <span>
 #include <string>
 #include <vector>
@@ -20,6 +21,7 @@
 #include "model/teacher.hpp"
 #include "opd/data/rollout_reader.hpp"
 #include "opd/data/rollout_writer.hpp"
+#include "pipeline/served.hpp"
 #include "settings/checkpoint.hpp"
 #include "settings/config.hpp"
 
@@ -29,12 +31,14 @@ class any_task;
 
 struct set_scorer {
     std::function<std::vector<scored_sequence>(std::span<const trajectory* const>)> score;
-    std::string print; ///< of the teacher, for the set: of its weights where they are known
+    std::string print;                           ///< of the teacher, for the set: of its weights where they are known
+    std::string weights;                         ///< likewise; empty: not known
+    std::shared_ptr<served_teacher> served = {}; ///< null: the teacher in this process
 };
-/// The settings' served teacher, which is probed beside student and teacher where both are there; or the teacher in
-/// this process. Everything that is given must live as long.
+/// The settings' served teacher, which is probed with the student's responses where there is one, and beside the teacher
+/// where that is there too; or the teacher in this process. Everything that is given must live as long.
 set_scorer scorer_for(const config& c, const any_task& task, const transformer<float>* student,
-                      const transformer<float>* teacher, opd::eigen_backend& backend);
+                      const transformer<float>* teacher, opd::eigen_backend& backend, const probe_draws& draws = {});
 
 /// A checkpoint's settings, with its models' shapes, and its weights.
 struct loaded_run {
@@ -59,6 +63,7 @@ struct score_settings {
     config settings;       ///< threads, temperature, and the served teacher
     int k = 0;             ///< ids of the support; 0: none is kept
     int vocabulary = 0;    ///< ids, where no checkpoint says it
+    std::string tokenizer; ///< print of what they mean, likewise; empty: not known
     int id_bits = 0;       ///< opd::data::writer_settings
     std::string log_probs = "f32";
     std::size_t shard_bytes = std::size_t{64} << 20;

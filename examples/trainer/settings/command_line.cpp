@@ -337,8 +337,17 @@ command parse_command_line(int argc, const char* const* argv, bool every_flag) {
     visit_options(r.settings, file_check{app, file, r.in_file});
     try {
         validate(r.settings);
-        if (is_served(r.settings) && !is_offline(r.settings) && r.write_offline.empty() && !r.train_drafter)
+        const auto need_start = [&](const char* what) {
+            if (r.settings.run.start_from.empty()) throw failure(exit_usage, what);
+        };
+        if (is_offline(r.settings)) {
+            need_start("--offline: needs --start-from, the checkpoints/student.ckpt whose student drew the data set");
+        } else if (is_served(r.settings) && r.write_offline.empty() && !r.train_drafter) {
             validate_served(r.settings);
+            need_start(
+                "--teacher-url: needs --start-from, the checkpoints/student.ckpt of a run, whose warm student is "
+                "distilled into");
+        }
         const std::vector<unused_setting> unused = unused_settings(r.settings);
         visit_options(r.settings, unused_check{unused, app, file});
     } catch (const failure& e) {

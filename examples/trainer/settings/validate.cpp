@@ -85,8 +85,6 @@ void validate_served(const config& c) {
          fmt::format("--estimator {} asks for the log-probs of ids that rollout recorded, which --teacher-dialect {} "
                      "does not give: lightning, mc --m 1, or topk and tail_bucket with --topk-from teacher do without",
                      c.distill.estimator, c.served.dialect));
-    need(!c.run.start_from.empty(),
-         "needs --start-from, the checkpoints/student.ckpt of a run, whose warm student is distilled into");
 }
 
 std::vector<unused_setting> unused_settings(const config& c) {
@@ -119,7 +117,7 @@ std::vector<unused_setting> unused_settings(const config& c) {
     only(is_offline(c) || !c.run.scoring_teacher.empty(), "distill", "a run without --offline or --scoring-teacher",
          {"accept_mismatch"});
     only(!is_offline(c), "distill", "--offline",
-         {"rollout_top_k", "rollout_top_p", "rollout_min_p", "inject_mismatch", "micro_batch"});
+         {"rollout_top_k", "rollout_top_p", "rollout_min_p", "inject_mismatch"});
     only(!is_offline(c), "schedule", "--offline",
          {"kind",
           "k",
@@ -359,8 +357,6 @@ void validate(const config& c) {
                  part == part_estimator::mc ? fmt::format("--m {}", c.distill.m)
                  : lists                    ? "--topk-from " + c.distill.topk_from
                                             : "--estimator " + c.distill.estimator));
-        need(!c.run.start_from.empty(),
-             "--offline: needs --start-from, the checkpoints/student.ckpt whose student drew the data set");
     }
     not_negative("--m2po", c.distill.m2po);
     not_negative("--loss-clamp", c.distill.loss_clamp);
