@@ -141,7 +141,8 @@ function(opd_header_programs name extension)
     opd_write("${generated}/${name}_main.${extension}" "int main() { return 0; }\n")
     add_library(${all} OBJECT "${generated}/${name}_all.${extension}")
     target_link_libraries(${all} PRIVATE ${opd_header_links})
-    target_compile_options(${all} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-O0>")
+    # a caller who has opd's headers in -I may ask for more warnings than -Wall has
+    target_compile_options(${all} PRIVATE "$<$<COMPILE_LANGUAGE:CXX>:-O0;-Wsign-conversion>")
     add_custom_command(
         OUTPUT "${copy}"
         COMMAND "${CMAKE_COMMAND}" -E copy "$<TARGET_OBJECTS:${all}>" "${copy}"

@@ -6,6 +6,7 @@
 // from the same memory, all P columns of it: those of the padding are zero after the call. `distil` is all that opd adds: it turns a row of logits into the row of their gradient. Below it, the
 // smallest trainer there is, whose parameters are the logits themselves.
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstdio>
 #include <vector>
@@ -32,10 +33,10 @@ int main() {
     std::vector<float> weights(N * P), teacher(N * P), work(N * P); // (N,V) each, in rows of P
     for (long r = 0; r < N; ++r)
         for (long v = 0; v < V; ++v) {
-            weights[r * P + v] = float(2 * std::sin(0.37 * double(v + 5 * r)));
-            teacher[r * P + v] = float(3 * std::sin(0.41 * double(v) + double(r)));
+            weights[std::size_t(r * P + v)] = float(2 * std::sin(0.37 * double(v + 5 * r)));
+            teacher[std::size_t(r * P + v)] = float(3 * std::sin(0.41 * double(v) + double(r)));
         }
-    for (long i = 0; i < N * P; ++i)
+    for (std::size_t i = 0; i < weights.size(); ++i)
         if (i % P >= V) weights[i] = 7; // what the output layer makes of rows of its matrix that no token has
     const std::vector<std::uint8_t> keep{0, 1, 1, 1, 1, 1}; // row 0 belongs to the prompt
 
@@ -46,11 +47,11 @@ int main() {
         last = distil(backend, work.data(), teacher.data(), keep.data(), N, V, P, 5);
         if (step == 0) first = last;
         if (step % 100 == 0) std::printf("step %3d   KL(student || teacher) %.6f nats\n", step, last);
-        for (long i = 0; i < N * P; ++i) weights[i] -= 400 * work[i];
+        for (std::size_t i = 0; i < weights.size(); ++i) weights[i] -= 400 * work[i];
     }
-    for (long i = 0; i < N * P; ++i)
+    for (std::size_t i = 0; i < weights.size(); ++i)
         if (i % P >= V && (work[i] != 0 || weights[i] != 7)) return std::printf("the padding has a gradient\n"), 1;
-    for (long v = 0; v < V; ++v)
+    for (std::size_t v = 0; v < V; ++v)
         if (work[v] != 0) return std::printf("the masked row has a gradient\n"), 1;
     std::printf("the KL fell by a factor of %.0f; the gradient of the masked row and of the padding is zero\n",
                 first / last);

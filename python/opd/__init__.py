@@ -15,7 +15,7 @@ from __future__ import annotations
 from . import student, teacher
 from ._config import config, show_config
 from ._memory import keep_memory
-from ._evaluate import TOTALS, Engine, Frozen, Result, evaluate
+from ._evaluate import ON_BAD, TOTALS, Engine, Frozen, Result, evaluate
 from ._tensors import bfloat16
 from .diagnostics import Diagnostics
 from .errors import BadContents, DeviceError, Error, InfiniteValue, InternalError, InvalidInput, Unsupported
@@ -53,6 +53,7 @@ __all__ = [
     "InternalError",
     "InvalidInput",
     "Kept",
+    "ON_BAD",
     "Result",
     "Rollout",
     "Scores",

@@ -46,6 +46,8 @@ DETERMINISM = {
     "tiling_invariant": opd_determinism.OPD_TILING_INVARIANT,
 }
 
+#: The largest share of bad rows that passes by default: a model that has gone to NaN must not train on with gradient 0.
+ON_BAD = 0.01
 
 #: Numbers in `totals`: the loss, and what Diagnostics are made of.
 TOTALS = 1 + sizeof(_c.opd_diagnostics) // 8
@@ -273,7 +275,7 @@ def evaluate(
     beta_loss: float = 0.0,
     given_lse: Any = None,
     frozen: Optional[Frozen] = None,
-    on_bad: Union[str, float] = "count",
+    on_bad: Union[str, float, None] = None,
     on_overflow: str = "skip_row",
     loss_clamp: Optional[float] = None,
     check_contents: bool = False,
@@ -299,7 +301,8 @@ def evaluate(
     normaliser  the count to divide by, for micro-batches
     beta        gradient = beta gradient + ...; beta_loss: losses = beta_loss losses + ...
     on_infinite "floor" (at floor_at nats), "skip", "raise"
-    on_bad      "count", "raise", or the largest share that passes
+    on_bad      "count", "raise", or the largest share of the kept rows that passes; None: ON_BAD, which is 1 %, or
+                "count" where nobody waits for the result
     on_overflow "skip_row", "saturate"
     loss_clamp, check_contents, determinism, drop_and_renormalise, measure_entropy: as in opd/batch.hpp
     given_lse   (N) float64; frozen: opd.Frozen; ratios: the (int64) bins of a sketch of importance ratios
@@ -357,6 +360,8 @@ def evaluate(
     e.floor_at = not_zero("env.floor_at", floor_at)
     e.normaliser = not_zero("env.normaliser", normaliser)
     e.loss_clamp = not_zero("env.loss_clamp", loss_clamp)
+    if on_bad is None:
+        on_bad = ON_BAD if call.waits else "count"
     if isinstance(on_bad, str):
         e.raise_bad = choice("env.on_bad", {"count": 0, "raise": 1}, on_bad)
     else:

@@ -34,9 +34,14 @@ class InfiniteValue(Error, ArithmeticError):
 
 
 class BadContents(Error, ValueError):
-    """More bad rows than `on_bad` allows. Everything is written, with 0 in these rows: `result` has it."""
+    """More bad rows than `on_bad` allows: NaN, no mass, ids out of range. Everything is written, with 0 in these rows:
+    `result` has it."""
 
     result: Optional[Result] = None
+
+    def __init__(self, text: str, row: int = -1):
+        super().__init__(text)
+        self.row = row  #: the first; -1: unknown
 
 
 class Unsupported(Error, NotImplementedError):
@@ -65,7 +70,7 @@ def last_error(code: int) -> Exception:
     if code == opd_status.OPD_INFINITE_VALUE:
         return InfiniteValue(text, lib.opd_last_error_row())
     if code == opd_status.OPD_BAD_CONTENTS:
-        return BadContents(text)
+        return BadContents(text, lib.opd_last_error_row())
     if code == opd_status.OPD_UNSUPPORTED:
         return Unsupported(text)
     if code == opd_status.OPD_OUT_OF_MEMORY:

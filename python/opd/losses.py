@@ -3,13 +3,13 @@
 
 Of tensors of torch a call returns what theirs returns, with autograd; of numpy arrays an opd.Result with loss,
 gradient and per-row losses. Per-row losses and gradients are those of opd's estimators: docs/equivalence says which,
-and what differs.
+and what differs. `on_bad` is opd.evaluate's: by default a call raises above 1 % of bad rows.
 """
 
 from __future__ import annotations
 
 import sys
-from typing import Any
+from typing import Any, Union
 
 import numpy as np
 
@@ -31,6 +31,9 @@ def _by_beta(beta: float) -> Of:
     return "reverse_kl" if beta == 1 else ("jsd", beta, beta)
 
 
+OnBad = Union[str, float, None]
+
+
 def _run(logits: Any, teacher: Any, estimator: Estimator, temperature: float, **env: Any) -> Any:
     if _is_torch(logits):
         from . import torch as operators
@@ -50,6 +53,8 @@ def generalized_jsd_loss(
     beta: float = 0.5,
     temperature: float = 1.0,
     reduction: str = "batchmean",
+    *,
+    on_bad: OnBad = None,
 ) -> Any:
     """TRL's GKDTrainer.generalized_jsd_loss: logits (B,T,V), labels (B,T) with -100 where nothing counts.
 
@@ -57,7 +62,9 @@ def generalized_jsd_loss(
     theirs. Theirs of "none" is a number for each token and id, which opd does not make: opd.torch.divergence(...,
     reduction="none") has one a token.
     """
-    env: dict[str, Any] = {} if labels is None else {"mask": labels, "ignore": -100}
+    env: dict[str, Any] = {"on_bad": on_bad}
+    if labels is not None:
+        env.update(mask=labels, ignore=-100)
     shape = tuple(student_logits.shape)
     if reduction == "batchmean":
         env.update(
@@ -94,10 +101,14 @@ def liger_fused_linear_jsd(
     jsd_beta: float = 0.5,
     ignore_index: int = -100,
     temperature: float = 1.0,
+    *,
+    on_bad: OnBad = None,
 ) -> Any:
     """Liger's fused linear JSD: states (N,D) and heads (V,D) of both, the mean over the rows whose label is not
     ignore_index."""
-    env: dict[str, Any] = {} if shift_labels is None else {"mask": shift_labels, "ignore": ignore_index}
+    env: dict[str, Any] = {"on_bad": on_bad}
+    if shift_labels is not None:
+        env.update(mask=shift_labels, ignore=ignore_index)
     estimator = Estimator("dense", _by_beta(jsd_beta))
     if _is_torch(student_input):
         from . import torch as operators
@@ -126,6 +137,8 @@ def top_logits_kl_loss(
     ghost_token: bool = True,
     mask: Any = None,
     reduction: str = "token_mean",
+    *,
+    on_bad: OnBad = None,
 ) -> Any:
     """NVIDIA Model-Optimizer's KL on the teacher's top_k ids. With the ghost token all other ids are one more, on
     either side; without it both sides are renormalised on the top_k. KL(teacher||student), or KL(student||teacher)
@@ -143,6 +156,7 @@ def top_logits_kl_loss(
         tail_bucket(of) if ghost_token else renormalised(of),
         temperature,
         reduction=reduction,
+        on_bad=on_bad,
         **env,
     )
 
@@ -178,6 +192,8 @@ def speculators_kl(
     loss_mask: Any = None,
     ttt_step: int = 0,
     ttt_step_loss_decay: float = 1.0,
+    *,
+    on_bad: OnBad = None,
 ) -> Any:
     """speculators' loss of an EAGLE-3 drafter at one step k of its training-time test, by forward KL:
 
@@ -214,7 +230,7 @@ def speculators_kl(
         m = np.ones((batch, length)) if loss_mask is None else np.asarray(loss_mask, np.float64)
     m = m[:, k:]
     weights = m * (ttt_step_loss_decay**k / batch) / (m.sum(1) + 1e-5)[:, None]
-    env = {"reduction": "sum", "weights": weights, "mask": weights != 0}
+    env = {"reduction": "sum", "weights": weights, "mask": weights != 0, "on_bad": on_bad}
     return _run(_cut(logits, 0, length - k), _teacher.dense(_cut(targets, k, length)), _FORWARD_KL, 1.0, **env)
 
 
@@ -228,7 +244,7 @@ def _cut(x: Any, first: int, last: int) -> Any:
     return x[:, first:last].contiguous() if _is_torch(x) else np.ascontiguousarray(x[:, first:last])
 
 
-def kl_penalty(logprob: Any, ref_logprob: Any, kl_penalty: str) -> Any:
+def kl_penalty(logprob: Any, ref_logprob: Any, kl_penalty: str, *, on_bad: OnBad = None) -> Any:
     """verl's kl_penalty. "kl" ("k1"), "abs", "mse" ("k2"), "low_var_kl" ("k3") of the log-probs of one token each, by
     their formulas; a "+" behind the name gives its value the gradient of "mse", as theirs. "full", which verl leaves
     open, takes logits (..., V) of both and is KL(p||q) a token, by opd. opd.torch.token_logp makes log-probs of
@@ -238,8 +254,10 @@ def kl_penalty(logprob: Any, ref_logprob: Any, kl_penalty: str) -> Any:
         if _is_torch(logprob):
             from . import torch as operators
 
-            return operators.divergence(logprob, ref_logprob, "reverse_kl", reduction="none")
-        return evaluate(logprob, ref_logprob, "reverse_kl", losses=True, reduction="sum")
+            return operators.divergence(logprob, ref_logprob, "reverse_kl", reduction="none", on_bad=on_bad)
+        return evaluate(logprob, ref_logprob, "reverse_kl", losses=True, reduction="sum", on_bad=on_bad)
+    if on_bad is not None:
+        raise refuse("on_bad", 'is of kl_penalty="full" alone')
     through = kl_penalty.endswith("+")
     value = _penalty(logprob, ref_logprob, kl_penalty[:-1] if through else kl_penalty)
     if not through or not _is_torch(logprob):

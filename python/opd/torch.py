@@ -636,7 +636,14 @@ def sampled(
     return estimate(logits, teacher, estimator, **options)
 
 
-def token_logp(logits: Tensor, tokens: Tensor, *, temperature: float = 1.0, mask: Optional[Tensor] = None) -> Tensor:
+def token_logp(
+    logits: Tensor,
+    tokens: Tensor,
+    *,
+    temperature: float = 1.0,
+    mask: Optional[Tensor] = None,
+    on_bad: Union[str, float, None] = None,
+) -> Tensor:
     """log p of one token a row, (...), with its gradient: logits are read twice and no log-softmax is kept. Masked
     rows have 0."""
     ids = tokens.unsqueeze(-1)
@@ -649,6 +656,7 @@ def token_logp(logits: Tensor, tokens: Tensor, *, temperature: float = 1.0, mask
         temperature=temperature,
         reduction="none",
         mask=mask,
+        on_bad=on_bad,
         lse=logits.dtype == torch.float64,
         full=True,
     )

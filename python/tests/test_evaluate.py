@@ -307,7 +307,7 @@ class Caches(Rows):
         same = opd.evaluate(self.z, teacher.samples(drawn, log_mu, log_q, kept=kept))
         np.testing.assert_allclose(plain.gradient, same.gradient, atol=1e-6)
         few = opd.Kept(np.tile(np.arange(3), self.n), np.arange(self.n + 1) * 3)
-        outside = opd.evaluate(self.z, teacher.samples(drawn, log_mu, log_q, kept=few)).diagnostics
+        outside = opd.evaluate(self.z, teacher.samples(drawn, log_mu, log_q, kept=few), on_bad="count").diagnostics
         self.assertEqual(outside.outside_kept > 0, bool((drawn > 2).any()))
 
     def test_frozen(self):
@@ -467,13 +467,31 @@ class Errors(Rows):
     def test_bad_contents(self):
         y = self.y.copy()
         y[3, 2] = np.nan
-        counted = opd.evaluate(self.z, y)
+        counted = opd.evaluate(self.z, y, on_bad="count")
         self.assertEqual((counted.diagnostics.bad_rows, counted.diagnostics.first_bad_row), (1, 3))
-        with self.assertRaises(opd.BadContents) as caught:
-            opd.evaluate(self.z, y, on_bad="raise")
-        self.assertEqual(caught.exception.result.diagnostics.bad_rows, 1)
-        np.testing.assert_array_equal(caught.exception.result.gradient, counted.gradient)
+        for named in ({}, {"on_bad": None}, {"on_bad": "raise"}):
+            with self.assertRaisesRegex(opd.BadContents, "1 of 6 kept rows.* row 3") as caught:
+                opd.evaluate(self.z, y, **named)
+            self.assertEqual(caught.exception.row, 3)
+            self.assertEqual(caught.exception.result.diagnostics.bad_rows, 1)
+            np.testing.assert_array_equal(caught.exception.result.gradient, counted.gradient)
         self.assertEqual(opd.evaluate(self.z, y, on_bad=0.5).loss, counted.loss)
+
+    def test_bad_rows_above_a_share_raise_by_default(self):
+        lost = np.full_like(self.z, np.nan)
+        with self.assertRaisesRegex(opd.BadContents, "6 of 6 kept rows.* row 0"):
+            opd.evaluate(lost, self.y)
+        self.assertEqual(opd.evaluate(lost, self.y, on_bad="count").loss, 0)
+        self.assertEqual(opd.evaluate(lost, self.y, mask=np.zeros(6, bool)).diagnostics.bad_rows, 0)
+        self.assertEqual(opd.ON_BAD, 0.01)
+        z = np.zeros((300, 5), np.float32)  # three of them are 1 %
+        for bad in (1, 3, 4):
+            z[:bad, 1] = np.nan
+            if bad == 4:
+                with self.assertRaisesRegex(opd.BadContents, "4 of 300 kept rows"):
+                    opd.evaluate(z, np.zeros_like(z))
+            else:
+                self.assertEqual(opd.evaluate(z, np.zeros_like(z)).diagnostics.bad_rows, bad)
 
     def test_infinite(self):
         y = self.y.copy()

@@ -19,6 +19,23 @@ class Losses(unittest.TestCase):
         self.labels = np.where(rng.random((2, 4)) < 0.4, -100, 5)
         self.labels[0, 0] = 3
 
+    def test_bad_rows_above_a_share_raise_by_default(self):
+        lost, rows = np.full_like(self.z, np.nan), np.full((8, 4), np.nan, np.float32)
+        x, head = self.rng.normal(size=(8, 4)).astype(np.float32), self.rng.normal(size=(31, 4)).astype(np.float32)
+        calls = {
+            "trl": lambda **more: losses.generalized_jsd_loss(lost, self.y, **more),
+            "liger": lambda **more: losses.liger_fused_linear_jsd(rows, head, x, head, **more),
+            "nvidia": lambda **more: losses.top_logits_kl_loss(lost, self.y, top_k=4, **more),
+            "eagle": lambda **more: losses.speculators_kl(lost, self.y, **more),
+            "verl": lambda **more: losses.kl_penalty(lost, self.y, "full", **more),
+        }
+        for name, call in calls.items():
+            with self.subTest(call=name):
+                with self.assertRaisesRegex(opd.BadContents, "8 of 8 kept rows.* row 0"):
+                    call()
+                counted = call(on_bad="count")
+                self.assertEqual((counted.loss, counted.diagnostics.bad_rows), (0, 8))
+
     def test_trl(self):
         for beta in (0.0, 0.25, 0.5, 1.0):
             for labels in (None, self.labels):

@@ -242,6 +242,34 @@ class Operators(unittest.TestCase):
             ot.divergence(self.leaf(), y, on_bad="raise")
         self.assertEqual(bad.exception.result.diagnostics.first_bad_row, 1)
 
+    def test_bad_rows_above_a_share_raise_by_default(self):
+        lost, log_mu = torch.full_like(self.z, torch.nan), torch.zeros(2, 3)
+        states, head = torch.full((6, 4), torch.nan), torch.randn(19, 4)
+        calls = {
+            "divergence": lambda **more: ot.divergence(lost, self.y, **more),
+            "per token": lambda **more: ot.divergence(lost, self.y, reduction="none", **more),
+            "half": lambda **more: ot.divergence(lost.half().requires_grad_(), self.y.half(), **more),
+            "estimate": lambda **more: ot.estimate(lost, self.y, **more),
+            "support": lambda **more: ot.support(lost, self.ids, self.log_q, opd.renormalised("reverse_kl"), **more),
+            "sampled": lambda **more: ot.sampled(
+                lost, self.ids[..., 0], log_mu, self.log_q[..., 0], surrogate="ppo_clip", **more
+            ),
+            "token_logp": lambda **more: ot.token_logp(lost, self.ids[..., 0], **more),
+            "hidden": lambda **more: ot.hidden_divergence(states, head, teacher_logits=self.y.view(6, 19), **more),
+            "trl": lambda **more: losses.generalized_jsd_loss(lost, self.y, **more),
+            "liger": lambda **more: losses.liger_fused_linear_jsd(states, head, torch.randn(6, 4), head, **more),
+            "nvidia": lambda **more: losses.top_logits_kl_loss(lost, self.y, top_k=4, **more),
+            "eagle": lambda **more: losses.speculators_kl(lost, self.y, **more),
+            "verl": lambda **more: losses.kl_penalty(lost, self.y, "full", **more),
+        }
+        for name, call in calls.items():
+            with self.subTest(call=name):
+                with self.assertRaisesRegex(opd.BadContents, "6 of 6 kept rows.* row 0"):
+                    call()
+                self.assertEqual(float(call(on_bad="count").detach().abs().sum()), 0)
+        with self.assertRaises(opd.BadContents):
+            torch.compile(ot.divergence, fullgraph=True, backend="aot_eager")(lost, self.y)
+
     @unittest.skipUnless(torch.cuda.is_available(), "no CUDA device")
     def test_a_device_that_the_library_does_not_have(self):
         with self.assertRaises((opd.InvalidInput, opd.Unsupported)):

@@ -67,7 +67,7 @@ def everything():
     program = re.sub(r'#include "opd/.*\n', "", source).replace("#include <cmath>\n", '#include "opd_single.hpp"\n')
     assert '"opd_single.hpp"' in program
     (work / "01.cpp").write_text(program)
-    run([work / "01.cpp", "-I", work])
+    run([work / "01.cpp", "-I", work, "-Wsign-conversion"])
 
 
 def run(arguments):

@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <filesystem>
+#include <limits>
 #include <map>
 #include <memory>
 #include <numeric>
@@ -967,6 +968,54 @@ TEST_CASE("the gradient of each loss of a drafter is its slope") {
                 const double step = apart / square;
                 CHECK((loss_at(step) - loss_at(-step)) / (2 * apart) == doctest::Approx(1).epsilon(0.03));
             }
+}
+
+TEST_CASE("a drafter that has gone to NaN is neither trained nor measured") {
+    const small_lesson lesson;
+    opd::eigen_backend backend{.threads = 1};
+    std::vector<const trajectory*> responses;
+    for (const trajectory& t : lesson.responses) responses.push_back(&t);
+    for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model}) {
+        config c;
+        draft_model d = fresh(kind, 4);
+        drafter_trainer train(c, *lesson.target.model, d, backend);
+        CHECK(train.measure(responses).mean > 0);
+        std::fill(d.weights.weights.begin(), d.weights.weights.end(), std::numeric_limits<float>::quiet_NaN());
+        d.weights.weights_changed();
+        std::vector<float> g;
+        CHECK_THROWS_AS(train.measure(responses), opd::bad_contents);
+        CHECK_THROWS_AS(train.gradient(lesson.texts, 1, g), opd::bad_contents);
+    }
+}
+
+TEST_CASE("a step of the training-time test on whose rows the target is NaN is not trained on") {
+    // One row of some hundred: too few to matter, until a later step of the test has the rows of one response alone.
+    const small_lesson lesson;
+    opd::eigen_backend backend{.threads = 1};
+    config c;
+    c.drafter.loss = "eagle3";
+    draft_model d = fresh(drafter_kind::hidden, 4);
+    const auto longest = *std::max_element(lesson.texts.begin(), lesson.texts.end(), [](const auto& a, const auto& b) {
+        return a.tokens.size() < b.tokens.size();
+    });
+    std::vector<drafter_text> texts(80, longest);
+    for (auto t = texts.begin() + 1; t != texts.end(); ++t) t->tokens = t->tokens.first(4), t->prompt_length = 1;
+    std::vector<std::vector<token>> inputs;
+    for (const drafter_text& t : texts) inputs.emplace_back(t.tokens.begin(), t.tokens.end() - 1);
+    std::vector<float> logits, hidden;
+    target_rows(*lesson.target.model, backend.team(), std::span<const std::vector<token>>(inputs), logits, hidden);
+    const std::size_t width = 24;
+    std::size_t at = 0;
+    for (std::size_t i = 0; i < texts.size(); at += inputs[i++].size() * width)
+        texts[i].hidden = std::span<const float>(hidden).subspan(at, inputs[i].size() * width);
+    drafter_trainer train(c, *lesson.target.model, d, backend);
+    std::vector<float> g;
+    CHECK(train.gradient(texts, 1, g).rows > 110);
+    hidden[inputs[0].size() * width - 1] = std::numeric_limits<float>::quiet_NaN(); // its last: of no row's input
+    CHECK_THROWS_AS(train.gradient(texts, 1, g), opd::bad_contents);
+    c.drafter.test_steps = 1;
+    drafter_trainer once(c, *lesson.target.model, d, backend);
+    CHECK(once.gradient(texts, 1, g).rows > 110);
 }
 
 TEST_CASE("HASS is the mean of three steps' cross-entropy, of rows whose draft had begun") {

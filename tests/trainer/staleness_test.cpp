@@ -9,6 +9,7 @@
 #include <atomic>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <random>
 #include <thread>
 
@@ -246,6 +247,34 @@ double distance(const std::vector<float>& a, const std::vector<float>& b) {
 }
 
 } // namespace
+
+TEST_CASE("a model that has gone to NaN is neither learnt from nor judged") {
+    const transformer<float> teacher = model_of(2), old = model_of(1);
+    const float nan = std::numeric_limits<float>::quiet_NaN();
+    opd::eigen_backend backend{.threads = 1};
+    for (const char* estimator : {"reverse_kl", "threshold", "mc"}) {
+        CAPTURE(estimator);
+        const config c = settings(estimator);
+        const auto trajectories = drawn(c, old, 5, 4);
+        const row_batch batch = pack(trajectories, draws_for(c).count);
+        teacher_cache cache;
+        teacher_scorer(teacher, backend).score(batch, cache_for(c), cache);
+        std::vector<float> z;
+        teacher_scorer(old, backend).logits(batch.inputs, z);
+        auto lost = z;
+        std::fill(lost.begin(), lost.end(), nan);
+        CHECK(objective(backend, c, batch, cache, z.data(), old.shape.vocabulary, 9).diagnostics.bad_rows == 0);
+        CHECK_THROWS_AS(objective(backend, c, batch, cache, lost.data(), old.shape.vocabulary, 9), opd::bad_contents);
+
+        const std::vector<float> states(static_cast<std::size_t>(batch.rows * old.shape.width), .5f);
+        const std::vector<float> nowhere(states.size(), nan);
+        const auto judged = [&](const std::vector<float>& mine) {
+            return mean_reverse_kl(backend, batch, old, mine, teacher, states, std::size_t(1) << 20);
+        };
+        CHECK(judged(states) > 0);
+        CHECK_THROWS_AS(judged(nowhere), opd::bad_contents);
+    }
+}
 
 TEST_CASE("threshold with every entry exact gives the dense gradient from stale sequences") {
     const transformer<float> teacher = model_of(2), old = model_of(1), now = moved(old, 0.3);

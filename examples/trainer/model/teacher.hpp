@@ -27,6 +27,10 @@
 
 namespace trainer {
 
+/// env.on_bad of every loss that a model learns from or is judged by: a model that has gone to NaN stops the run, and
+/// does not train on with a gradient of 0.
+inline constexpr opd::bad most_bad = opd::bad::raise_above(0.01);
+
 /// Trajectories as rows: what teacher and learner both read.
 struct row_batch {
     std::vector<std::vector<token>> inputs; ///< per sequence

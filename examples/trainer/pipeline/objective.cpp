@@ -66,9 +66,6 @@ cache_plan cache_for(const config& c) {
 
 namespace {
 
-// A model that has gone to NaN is not trained on with a gradient of 0.
-constexpr opd::bad most_bad = opd::bad::raise_above(0.01);
-
 opd::env env_of(const config& c, const row_batch& batch, std::int32_t version) {
     opd::env env;
     env.loss_clamp = c.distill.loss_clamp;

@@ -135,6 +135,7 @@ std::vector<float> drafter_trainer::losses() {
     opd::env e{.reduction = opd::reduce::sum};
     e.mask = opd::row_mask<>(mask_);
     e.losses = out;
+    e.on_bad = most_bad;
     opd::evaluate(backend_, opd::student::logits<float>{opd::view(std::as_const(z_).data(), rows_, v), {}, t},
                   opd::teacher::dense<float>{opd::view(std::as_const(q_).data(), rows_, v), t}, opd::acceptance{}, e);
     return out;
@@ -247,6 +248,7 @@ double drafter_trainer::loss_of_laws(std::span<const drafter_text> texts, const 
     opd::env e{.reduction = opd::reduce::token_mean};
     e.mask = opd::row_mask<>(mask_);
     e.weights = weights_;
+    e.on_bad = most_bad;
     return opd::evaluate(backend_,
                          opd::student::logits<float>{opd::view(std::as_const(z_).data(), rows_, v),
                                                      opd::view(z_.data(), rows_, v), t},

@@ -158,9 +158,10 @@ typedef struct opd_env {
     const DLTensor* frozen_weight; /* (N,m) double */
     const DLTensor* frozen_sequence_log_ratio; /* (N) double */
     const DLTensor* frozen_advantage;          /* (N,m) double */
-    int32_t raise_bad;        /* 1: OPD_BAD_CONTENTS where more than bad_share of the kept rows are bad */
+    int32_t raise_bad;        /* 1: OPD_BAD_CONTENTS where more than bad_share of the kept rows are bad; 0: they are
+                                 counted alone, even if all are bad, so a wrapper's default had better be 1 and .01 */
     int32_t on_overflow;      /* opd_overflow */
-    double bad_share;         /* in [0, 1) */
+    double bad_share;         /* in [0, 1); 0: none may be bad */
     double loss_clamp;        /* 0: none */
     int32_t check_contents;   /* 1: a pass of its own refuses bad contents before anything is written */
     int32_t determinism;      /* opd_determinism */

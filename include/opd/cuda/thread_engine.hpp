@@ -58,7 +58,7 @@ OPD_HD OPD_INLINE void write_eights(const Tile& t, one_of at, float beta, Of of)
         t, at,
         [&](const batch_of_two<F, Teacher, Size>& b, index_t first) {
             auto* const dz = t.dz + first;
-            F g[Size];
+            F g[unsigned(Size)];
             OPD_UNROLL
             for (int i = 0; i < Size; ++i) g[i] = of(b.z.x[i], Teacher ? b.y.x[i] : b.z.x[i]);
             if (beta == 0) {

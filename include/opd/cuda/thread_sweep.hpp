@@ -70,7 +70,7 @@ OPD_HD OPD_INLINE F load_number(const T* p) {
 template <class F, int Size = gpu_tuning::entries_at_a_time>
 struct batch {
     static constexpr int size = Size;
-    F x[Size];
+    F x[unsigned(Size)];
 
     /// As they are stored.
     template <class T>

@@ -228,7 +228,7 @@ template <class Num, bool Pad, class T = typename Num::value_type>
                 const auto across = static_cast<int>(std::min<index_t>(w, depth - d));
                 const T* const block = from + r * stride + d;
                 T* const turned = to + d * to_stride + r;
-                Num x[w];
+                Num x[std::size_t(w)];
                 unroll<w>([&](auto v) OPD_INLINE_LAMBDA {
                     x[v()] = v() >= down   ? Num(0)
                              : across == w ? Num::load(block + v() * stride)
@@ -323,7 +323,7 @@ void product_packed(const product_operands<T>& o, index_t i, index_t rows, index
     constexpr index_t lines = (panel * index_t(sizeof(T)) + 63) / 64; // of cache, of a panel's row
     constexpr int full = shape::rows(shape::vectors);
     T packed_a[tile_shape<T>::most_rows * block]; // (rows, depth), or (depth, rows) of a transposed A
-    T packed_b[block * panel];
+    T packed_b[std::size_t(block * panel)];
     const bool transposed = o.a_row == 1 && o.a_depth != 1;
     for (index_t k = 0; k < o.depth; k += block) {
         const index_t depth = std::min(block, o.depth - k);
