@@ -88,8 +88,14 @@ struct scalar {
     OPD_HD friend scalar expm1(scalar a) { return raw(::expm1(a.v)); }
     OPD_HD friend scalar expm1_near(scalar a) { return expm1(a); }
     OPD_HD friend scalar exp_less(scalar a, scalar b) { return b.v == T(0) ? exp(a) : expm1(a); }
-    /// e^x - 1 - x: never negative, with small relative error near 0 in float, as far as expm1 carries it in double.
+    /// e^x - 1 - x: never negative, with small relative error near 0.
     OPD_HD friend scalar expm1_rest(scalar x) {
+        if constexpr (sizeof(T) == 8)
+            if (x.v > T(-0.5) && x.v < T(0.5)) { // x²/2 (1 + x/3 (1 + x/4 (...)))
+                T q = 1;
+                for (int k = 15; k > 2; --k) q = ::fma(q, x.v * (T(1) / T(k)), T(1));
+                return raw(T(0.5) * x.v * x.v * q);
+            }
         if constexpr (sizeof(T) == 4)
             if (x.v > T(-1) && x.v < T(1)) {
                 T q = T(2.47602965e-5);

@@ -182,7 +182,7 @@ private:
         const int count = static_cast<int>(std::min<index_t>(leaf, n_ - begin));
         std::uint32_t above = 0;
         for (int i = 0; i < count; ++i) {
-            const float x = static_cast<float>(element<Y>::load(y_[begin + i]));
+            const float x = static_cast<float>(load_maskable(y_[begin + i]));
             const auto bits = bit_cast<std::uint32_t>(x);
             const std::uint32_t size = bits & 0x7fffffffu;
             const bool below = (bits >> 31) != 0 && size >= std::uint32_t{limit} && size <= 0x7f800000u;

@@ -68,7 +68,7 @@ inline namespace OPD_ISA {
 template <class T>
 void sorted_ids(const T* x, index_t n, std::uint64_t* keys) {
     for (index_t v = 0; v < n; ++v) {
-        const auto bits = bit_cast<std::uint32_t>(static_cast<float>(element<T>::load(x[v])) + 0.0f); // -0 is 0
+        const auto bits = bit_cast<std::uint32_t>(static_cast<float>(load_log(x[v])) + 0.0f); // -0 is 0
         const std::uint32_t ascending = (bits >> 31) != 0 ? ~bits : bits | 0x80000000u;
         keys[v] = std::uint64_t{~ascending} << 32 | static_cast<std::uint32_t>(v);
     }
@@ -132,13 +132,12 @@ struct ranked {
             const auto* const y = of.tile({r}, 0);
             opd::detail::sorted_ids(z.row(r), n, mine), opd::detail::sorted_ids(y, m, theirs);
             float* const to = memory.logits + (r - begin) * v;
-            using Y = typename Teacher::logit_type;
             for (index_t j = 0; j < n; ++j)
                 to[opd::detail::id_of_key(mine[j])] =
-                    j < m ? static_cast<float>(element<Y>::load(y[opd::detail::id_of_key(theirs[j])]))
+                    j < m ? static_cast<float>(opd::detail::load_log(y[opd::detail::id_of_key(theirs[j])]))
                           : opd::detail::neg_inf<float>();
             for (index_t j = n; j < m; ++j)
-                to[j] = static_cast<float>(element<Y>::load(y[opd::detail::id_of_key(theirs[j])]));
+                to[j] = static_cast<float>(opd::detail::load_log(y[opd::detail::id_of_key(theirs[j])]));
         });
     }
 };

@@ -19,6 +19,10 @@
 // exponentials of V, log of V' and two walks over the shares, in double. p̃ has double's range down to e^-690 of the
 // top token and is stored as a float's log. A masked row's zp is not written; its dz is beta dz.
 //
+// An entry of dz that its type does not hold becomes the type's largest finite number, whatever env.on_overflow says: its
+// row's loss has been told by then. pull_back() returns how many rows that befell, and evaluate_projected() adds them to
+// infinite_rows: a row whose loss is infinite, too, counts twice.
+//
 // Throws invalid_input before anything is written: W's parts, zp, dzp, env.lse, env.given_lse (a projected law has no
 // log-sum-exp), and what evaluate refuses. On the CPU backends; dz may lie on z.
 //
@@ -26,6 +30,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -153,6 +158,15 @@ void logs_of(const double* x, index_t n, double sum, T* to) {
     }
 }
 
+/// to = x, or the largest finite number of its type; whether that was needed.
+template <class G>
+bool store_within(G& to, double x) {
+    to = element<G>::store(static_cast<arithmetic_t<G>>(x));
+    if (!is_inf(element<G>::load(to))) return false;
+    to = store_finite<G>(x);
+    return true;
+}
+
 /// A worker's memory: masses of the student's tokens, and of the teacher's.
 struct projection_memory {
     double *mine, *theirs;
@@ -175,6 +189,11 @@ void each_projected(Backend& be, const vocab_projection& w, const row_mask<>& ma
 
 } // namespace OPD_ISA
 } // namespace detail
+
+/// Kept rows of dz that held an entry beyond their type.
+struct saturated_rows {
+    index_t count = 0, first = -1;
+};
 
 inline namespace OPD_ISA {
 
@@ -200,10 +219,12 @@ void project(Backend& be, const vocab_projection& w, matrix_view<const Z> z, dou
     });
 }
 
-/// dz = beta dz + the gradient of z from that of z̃, `from` (N,V'). Rows that are masked, or have none, get beta dz.
+/// dz = beta dz + the gradient of z from that of z̃, `from` (N,V'). Rows that are masked, or have none, get beta dz. An
+/// entry that G does not hold becomes its largest finite number; returned are the kept rows where one did.
 template <class Backend, class Z, class P, class G>
-void pull_back(Backend& be, const vocab_projection& w, matrix_view<const Z> z, double temperature,
-               matrix_view<const P> from, float beta, matrix_view<G> dz, row_mask<> mask = {}) {
+saturated_rows pull_back(Backend& be, const vocab_projection& w, matrix_view<const Z> z, double temperature,
+                         matrix_view<const P> from, float beta, matrix_view<G> dz, row_mask<> mask = {}) {
+    std::atomic<index_t> count{0}, first{z.rows};
     detail::each_projected(be, w, mask, z.rows, [&](index_t r, detail::projection_memory memory) {
         const index_t v_s = z.cols;
         const P* const g = from.row(r);
@@ -213,12 +234,14 @@ void pull_back(Backend& be, const vocab_projection& w, matrix_view<const Z> z, d
         const bool some = mask.kept(r) && std::any_of(g, g + w.teacher_vocab, [](P x) { return x != 0; });
         const double sum = some ? detail::masses_of(z.row(r), v_s, temperature, memory.mine) : 0;
         if (!(sum > 0)) {
-            for (index_t v = 0; v < v_s; ++v) detail::scale_gradient(to[v], beta);
+            for (index_t v = 0; v < v_s; ++v)
+                detail::store_within(to[v], beta == 0 ? 0 : double(beta) * double(element<G>::load(to[v])));
             return;
         }
         detail::spread(w, memory.mine, memory.theirs);
         for (index_t u = 0; u < w.teacher_vocab; ++u)
             if (memory.theirs[u] > 0) all += double(g[u]);
+        bool unfit = false;
         for (index_t v = 0; v < v_s; ++v) {
             double c = -memory.mine[v] / sum * all;
             for (index_t i = w.offsets[v]; memory.mine[v] > 0 && i < w.offsets[v + 1]; ++i) {
@@ -227,9 +250,13 @@ void pull_back(Backend& be, const vocab_projection& w, matrix_view<const Z> z, d
                     c += double(w.shares[i]) * memory.mine[v] / memory.theirs[u] * double(g[u]); // a share of at most 1
             }
             const double old = beta == 0 ? 0 : double(beta) * double(element<G>::load(to[v]));
-            to[v] = element<G>::store(static_cast<arithmetic_t<G>>(old + c / temperature));
+            unfit |= detail::store_within(to[v], old + c / temperature);
         }
+        if (!unfit) return;
+        ++count;
+        for (index_t least = first; r < least && !first.compare_exchange_weak(least, r);) {}
     });
+    return {count, count > 0 ? first.load() : -1};
 }
 
 /// Loss and gradient over the teacher's vocabulary. `projected`, `gradient` (N,V'): memory for z̃ and dL/dz̃; the
@@ -266,10 +293,14 @@ result evaluate_projected(Backend&& be, student::logits<Z, G> student, const voc
     (void)checked_job(be, theirs, teacher, estimator, own);
     own.on_bad = bad::count();
     project(be, w, matrix_view<const Z>(student.z), double(student.temperature), projected, e.mask);
-    const result r = evaluate(be, theirs, teacher, estimator, own);
-    if (wanted)
-        pull_back(be, w, matrix_view<const Z>(student.z), double(student.temperature), matrix_view<const P>(gradient),
-                  e.beta, student.dz, e.mask);
+    result r = evaluate(be, theirs, teacher, estimator, own);
+    if (wanted) {
+        const saturated_rows cut = pull_back(be, w, matrix_view<const Z>(student.z), double(student.temperature),
+                                             matrix_view<const P>(gradient), e.beta, student.dz, e.mask);
+        index_t& first = r.diagnostics.first_infinite_row;
+        r.diagnostics.infinite_rows += cut.count;
+        if (cut.count > 0 && (first < 0 || cut.first < first)) first = cut.first;
+    }
     detail::raise_bad(r, e.on_bad);
     return r;
 }

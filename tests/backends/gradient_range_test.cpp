@@ -192,6 +192,76 @@ TEST_CASE("float, where a weight takes a gradient beyond it") {
     });
 }
 
+namespace {
+
+/// A weight, or what was there times beta, takes dz of G beyond it: every kind of rows.
+template <class G>
+void beyond(const char* type) {
+    CAPTURE(std::string(type));
+    const std::vector<float> z{0.5F, 0, 0, -36, 1, 0}, y{0, 1, -36, 0, 0, 2}, weights{1, 9e29F, 1};
+    const std::vector<std::int32_t> ids{0, 1, 0, 1, 1, 0}, one{0, 1, 1};
+    const std::vector<float> log_q{-1.3132617F, -0.31326169F, -36, 0, -0.126928F, -2.126928F};
+    const std::vector<float> log_one{-1, -2, -1}, log_mu{-1, -36, -1};
+    const teacher::dense dense{view(y.data(), n, v)};
+    const teacher::support k{view(ids.data(), n, 2), view(log_q.data(), n, 2)};
+    const std::vector<float> advantage{1, 1e20F, 1};
+    teacher::samples drawn{view(one.data(), n, 1), view(log_mu.data(), n, 1), view(log_one.data(), n, 1)};
+    drawn.advantage = view(advantage.data(), n, 1);
+    const auto most = double(detail::largest_stored<G>);
+    const auto check = [&](const char* name, auto&& run) {
+        CAPTURE(std::string(name));
+        const auto call = [&](double was, env e) {
+            std::vector<G> dz(6, detail::store_finite<G>(was));
+            e.reduction = reduce::sum, e.weights = weights;
+            const diagnostics d = run(view(dz.data(), n, v), e).diagnostics;
+            CHECK(d.bad_rows == 0);
+            std::vector<double> got;
+            for (const G x : dz) got.push_back(double(element<G>::load(x)));
+            return std::pair{got, d.infinite_rows};
+        };
+        const auto [skipped, cut] = call(3, {});
+        CHECK(cut == 1);
+        CHECK(skipped[2] == 0);
+        CHECK(skipped[3] == 0);
+        CHECK(skipped[0] != 0);
+        for (const float beta : {0.F, 1.F}) {
+            const auto [got, rows] = call(3, {.beta = beta, .on_overflow = overflow::saturate});
+            CHECK(rows == 1);
+            CHECK(std::abs(got[2]) == most);
+            CHECK(got[2] == -got[3]);
+            CHECK(std::abs(got[0]) < 10);
+        }
+        for (const std::uint8_t kept : {1, 0}) {
+            const std::vector<std::uint8_t> mask{kept, 0, kept};
+            const auto [got, rows] = call(-0.75 * most, {.mask = mask, .beta = 2});
+            CHECK(rows == (kept ? 2 : 0));
+            for (const double x : got) CHECK(x == -most);
+        }
+    };
+    cpu_backend cpu;
+    on_both([&](auto& backend, const char*) {
+        check("dense", [&](auto dz, const env& e) {
+            return evaluate(backend, student::logits{view(z.data(), n, v), dz}, dense, alpha_divergence{-1}, e);
+        });
+    });
+    check("renormalised", [&](auto dz, const env& e) {
+        return evaluate(cpu, student::logits{view(z.data(), n, v), dz}, k, renormalised{alpha_divergence{-1}}, e);
+    });
+    check("tail_bucket", [&](auto dz, const env& e) {
+        return evaluate(cpu, student::logits{view(z.data(), n, v), dz}, k, tail_bucket{alpha_divergence{-1}}, e);
+    });
+    check("mc", [&](auto dz, const env& e) {
+        return evaluate(cpu, student::logits{view(z.data(), n, v), dz}, drawn, mc{advantage::outside{}}, e);
+    });
+}
+
+} // namespace
+
+TEST_CASE("bfloat16 and float: a weight, and what was there times beta") {
+    beyond<bfloat16>("bfloat16");
+    beyond<float>("float");
+}
+
 TEST_CASE("infinite::raise throws for what a look at the logits does not show, "
           "when all is written") {
     rows b;

@@ -7,12 +7,14 @@
 // diffuse and peaked rows and offsets; on the CPU and in the device's text.
 #include "backends/host_run.hpp"
 #include "support/compiled/dense.hpp"
+#include "support/compiled/dense_double.hpp"
 #include "support/compiled/device_text.hpp"
 #include "support/generators.hpp"
 #include "support/textbook.hpp"
 
 #include <cmath>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include <doctest/doctest.h>
@@ -110,6 +112,51 @@ TEST_CASE("and in rows of vocabulary size") {
         for (const double kl : {1e-5, 2e-8}) {
             check_row(near_rows<float>(vocab, kl, shape::normal, 1, 1, 7), vocab == 32768);
             check_row(near_rows<float>(vocab, kl, shape::flat, 1.3F, 0.6F, 8), false);
+        }
+}
+
+TEST_CASE("in double a mixture near either end keeps what the logits' rounding leaves") {
+    using textbook::real;
+    const index_t n = 400;
+    for (const double gap : {1e-2, 1e-4, 1e-6})
+        for (const double width : {0.1, 3.0}) {
+            numbers u(7);
+            std::vector<double> z, y, dz(n);
+            for (index_t v = 0; v < n; ++v) z.push_back(width * u.normal()), y.push_back(z.back() + gap * u.normal());
+            const textbook::row r = textbook::make_row(z.data(), y.data(), n, 1, 1);
+            const auto check = [&](const std::string& name, real w, real o, auto d) {
+                real want = 0, sum = 0, top = 0, worst = 0; // terms that are never negative, for Σ m = Σ p = Σ q
+                std::vector<real> c;
+                for (std::size_t v = 0; v < z.size(); ++v) {
+                    const real p = std::exp(r.log_p[v]), less_p = std::expm1(r.log_q[v] - r.log_p[v]),
+                               less_q = std::expm1(r.log_p[v] - r.log_q[v]), q = p * (1 + less_p);
+                    want += o * q * ((1 - w) * less_q - std::log1p((1 - w) * less_q)) +
+                            (1 - o) * p * (w * less_p - std::log1p(w * less_p));
+                    const real m = 1 + w * less_p; // over p; the slope less that at p = q
+                    c.push_back(p * (-o * (1 - w) * (1 - w) * less_p / m +
+                                     (1 - o) * ((1 - w) * w * less_p / m - std::log1p(w * less_p))));
+                    sum += c.back();
+                }
+                cpu_backend be;
+                const double got =
+                    evaluate(be, student::logits{view(std::as_const(z).data(), 1, n), view(dz.data(), 1, n)},
+                             teacher::dense{view(std::as_const(y).data(), 1, n)}, d)
+                        .loss;
+                for (std::size_t v = 0; v < z.size(); ++v) {
+                    const real g = c[v] - std::exp(r.log_p[v]) * sum;
+                    top = std::max(top, std::abs(g)), worst = std::max(worst, std::abs(g - real(dz[v])));
+                }
+                INFO(name << ", log-ratios of " << gap << ", width " << width << ": " << got << ", not " << double(want)
+                          << "; gradient off by " << double(worst / top));
+                const double rounding = 1e-15 / gap + 1e-14; // of the log-ratios
+                CHECK(std::abs(got - double(want)) <= (want < 0x1p-40L ? rounding * double(want) : 1e-15));
+                CHECK(worst <= rounding * top);
+            };
+            for (const double a : {1e-3, 0.1, 0.5, 0.9, 0.99, 0.999}) {
+                check("skew_reverse_kl " + std::to_string(a), 1 - real(a), 0, skew_reverse_kl{a});
+                check("skew_forward_kl " + std::to_string(a), a, 1, skew_forward_kl{a});
+                check("jsd " + std::to_string(a), a, a, jsd{a, a});
+            }
         }
 }
 

@@ -36,13 +36,15 @@ constexpr double endless = std::numeric_limits<double>::infinity();
 real slope(const reverse_kl&, real lp, real lq) { return lp - lq; }
 real slope(const forward_kl&, real lp, real lq) { return -std::exp(lq - lp); }
 real slope(const jsd& d, real lp, real lq) {
-    const real w = d.w, o = d.o, m = w * std::exp(lq) + (1 - w) * std::exp(lp);
-    return -o * (1 - w) * std::exp(lq) / m + (1 - o) * (lp - std::log(m) - (1 - w) * std::exp(lp) / m);
+    const real w = d.w, o = d.o, top = std::max(lp, lq), // where both underflow, too
+        log_m = top + std::log(w * std::exp(lq - top) + (1 - w) * std::exp(lp - top));
+    return -o * (1 - w) * std::exp(lq - log_m) + (1 - o) * (lp - log_m - (1 - w) * std::exp(lp - log_m));
 }
 real slope(const skew_forward_kl& d, real lp, real lq) { return slope(jsd{d.a, 1}, lp, lq); }
 real slope(const skew_reverse_kl& d, real lp, real lq) { return slope(jsd{1 - d.a, 0}, lp, lq); }
 real slope(const total_variation&, real lp, real lq) { return lp > lq ? 0.5L : (lp < lq ? -0.5L : 0.0L); }
 real slope(const alpha_divergence& d, real lp, real lq) {
+    if (d.a == 1) return lp - lq;
     return std::exp((real(d.a) - 1) * (lp - lq)) / (real(d.a) - 1);
 }
 real slope(const chi_squared&, real lp, real lq) { return 2 * std::exp(lp - lq); }
@@ -52,7 +54,7 @@ real p_slope(const D& d, real lp, real lq) {
     if constexpr (std::is_same_v<D, forward_kl>)
         return -std::exp(lq);
     else if constexpr (std::is_same_v<D, alpha_divergence>)
-        return std::exp(real(d.a) * lp + (1 - real(d.a)) * lq) / (real(d.a) - 1);
+        return d.a == 1 ? std::exp(lp) * (lp - lq) : std::exp(real(d.a) * lp + (1 - real(d.a)) * lq) / (real(d.a) - 1);
     else
         return std::exp(lp) * slope(d, lp, lq);
 }
@@ -132,7 +134,7 @@ struct peaked_row {
         real mean = 0, others = 0; // of slopes less the top's, so that nothing cancels
         // a masked id has forward KL's slope, p - q, like any other
         const auto moves = [&](std::size_t j) {
-            return std::isfinite(b.log_p[j]) || (j < rest && std::is_same_v<D, forward_kl>);
+            return b.log_p[j] > -1e30L || (j < rest && std::is_same_v<D, forward_kl>);
         };
         for (std::size_t j = 0; j < h.size(); ++j)
             if (moves(j)) {
@@ -231,6 +233,7 @@ void sentinels(Backend& backend) {
             CHECK(r.diagnostics.infinite_rows == (zero_q || zero_p));
             CHECK(std::abs(r.loss - double(want.value)) <= 1e-12 * std::max(1.0, std::abs(double(want.value))));
             real top = 0, worst = 0;
+            for (const real g : want.dz) REQUIRE(std::isfinite(g));
             for (std::size_t v = 0; v < row.dz.size(); ++v)
                 top = std::max(top, std::abs(want.dz[v])), worst = std::max(worst, std::abs(row.dz[v] - want.dz[v]));
             CHECK_MESSAGE(worst <= 1e-12L * top, "gradient off by " << double(worst) << " of " << double(top));
@@ -248,6 +251,118 @@ void sentinels(Backend& backend) {
             row.mask_teacher(at, none);
             check(row, "log q is " + number, is_zero, false);
             if (at == row.k) continue;
+            peaked_row<double> masked(40, 1, 0.22, 0.7F, 5);
+            masked.z[std::size_t(masked.ids[std::size_t(at)])] = none;
+            check(masked, "the logit is " + number, false, is_zero);
+            masked.mask_teacher(at, none);
+            check(masked, "both are " + number, false, false);
+        }
+}
+
+/// f'(1) less the slope above at p = q, which leaves out a constant that the laws' sums cancel.
+template <class D>
+real left_out(const D& d) {
+    if constexpr (std::is_same_v<D, jsd>) return 1 - real(d.o);
+    if constexpr (std::is_same_v<D, alpha_divergence>) return d.a == 1;
+    return std::is_same_v<D, reverse_kl> || std::is_same_v<D, skew_reverse_kl>;
+}
+/// The row on its ids alone: the divergence of the renormalised laws, or the sum of its Bregman terms in p and q of the whole.
+template <bool Renormalised, class D>
+peaked_row<double>::outcome on_ids(const peaked_row<double>& row, const D& d, real floor_q, real floor_p) {
+    const textbook::row full = textbook::make_row(row.z.data(), row.z.data(), row.vocab, double(row.temperature), 1);
+    textbook::row b;
+    for (index_t j = 0; j < row.k; ++j)
+        b.log_p.push_back(full.log_p[std::size_t(row.ids[std::size_t(j)])]),
+            b.log_q.push_back(real(row.log_q[std::size_t(j)]));
+    if (Renormalised) b.log_p = textbook::log_softmax(b.log_p), b.log_q = textbook::log_softmax(b.log_q);
+    real z_q = 0;
+    for (const real lq : b.log_q) z_q += std::exp(lq);
+    for (real& lq : b.log_q) lq = std::max(lq, floor_q);
+    textbook::row raised = b;
+    real p_raised = 0;
+    for (real& lp : raised.log_p) lp = std::max(lp, floor_p), p_raised += std::exp(lp);
+    peaked_row<double>::outcome out;
+    out.value = textbook::value(d, raised);
+    const auto star = std::size_t(std::max_element(b.log_p.begin(), b.log_p.end()) - b.log_p.begin());
+    const real at_one = Renormalised ? slope(d, b.log_p[star], b.log_q[star]) : slope(d, 0, 0);
+    if (!Renormalised) {
+        real one = 0; // f(1) of the form that the textbook sums
+        if constexpr (std::is_same_v<D, alpha_divergence>) {
+            one = d.a == 0 || d.a == 1 ? 0 : 1 / (real(d.a) * (real(d.a) - 1));
+        }
+        if constexpr (std::is_same_v<D, chi_squared>) one = 1;
+        out.value += one * (1 - z_q) - (at_one + left_out(d)) * (p_raised - z_q);
+    }
+    std::vector<real> h(b.log_p.size(), 0);
+    real mean = 0;
+    for (std::size_t j = 0; j < h.size(); ++j) {
+        if (!(b.log_p[j] > -1e30L) && !(Renormalised && std::is_same_v<D, forward_kl>)) continue; // no mass to move
+        h[j] = p_slope(d, b.log_p[j], b.log_q[j]) - std::exp(b.log_p[j]) * at_one;
+        mean += h[j];
+    }
+    out.dz.assign(full.log_p.size(), 0);
+    if (!Renormalised)
+        for (std::size_t v = 0; v < out.dz.size(); ++v) out.dz[v] = -std::exp(full.log_p[v]) * mean;
+    for (std::size_t j = 0; j < h.size(); ++j)
+        out.dz[std::size_t(row.ids[j])] += Renormalised ? h[j] - std::exp(b.log_p[j]) * mean : h[j];
+    for (real& g : out.dz) g /= real(row.temperature);
+    return out;
+}
+
+/// The same numbers in other losses of a support, and in ragged lines, which have the rectangle's bits.
+template <class Backend>
+void sentinels_on_ids(Backend& backend) {
+    const auto check = [&](peaked_row<double>& row, const std::string& what, bool teacher_none, bool student_none) {
+        const auto judge = [&](const char* name, const auto& loss, auto exact, bool zero_q, bool zero_p) {
+            INFO(std::string(name) << ", " << what);
+            const auto want = exact(zero_q ? -30 : -real(endless), zero_p ? -30 : -real(endless));
+            const result r = evaluate(backend, row.student(), row.cache(), loss);
+            CHECK(r.diagnostics.bad_rows == 0);
+            if (!(std::abs(want.value) < 1e30L)) {
+                CHECK(r.diagnostics.infinite_rows == 1);
+                CHECK(r.loss == 0);
+                for (const double g : row.dz) CHECK(g == 0);
+            } else {
+                CHECK(r.diagnostics.infinite_rows == (zero_q || zero_p));
+                CHECK_MESSAGE(std::abs(r.loss - double(want.value)) <=
+                                  1e-12 * std::max(1.0, std::abs(double(want.value))),
+                              "value " << r.loss << " for " << double(want.value));
+                real top = 0, worst = 0;
+                for (const real g : want.dz) REQUIRE(std::isfinite(g)); // std::max passes over NaN
+                for (std::size_t v = 0; v < row.dz.size(); ++v)
+                    top = std::max(top, std::abs(want.dz[v])),
+                    worst = std::max(worst, std::isnan(row.dz[v]) ? 1e300L : std::abs(row.dz[v] - want.dz[v]));
+                CHECK_MESSAGE(worst <= 1e-12L * top + 1e-18L,
+                              "gradient off by " << double(worst) << " of " << double(top));
+            }
+            const std::vector<double> dz = row.dz;
+            const std::vector<std::int32_t> offsets{0, std::int32_t(row.k)};
+            const teacher::ragged_support<std::int32_t, double> lines{view(std::as_const(row.ids).data(), row.k),
+                                                                      view(std::as_const(row.log_q).data(), row.k),
+                                                                      row_offsets<>(offsets)};
+            CHECK(evaluate(backend, row.student(), lines, loss).loss == r.loss);
+            CHECK(row.dz == dz);
+        };
+        const auto one = [&](const char* name, const auto& d) {
+            using D = std::decay_t<decltype(d)>;
+            const bool zero_q = teacher_none && infinite_teacher(d), zero_p = student_none && infinite_student(d);
+            const std::string of = name;
+            judge((of + ", renormalised").c_str(), renormalised<D>{d},
+                  [&](real q, real p) { return on_ids<true>(row, d, q, p); }, zero_q, zero_p);
+            judge((of + ", generalised").c_str(), generalised<D>{d},
+                  [&](real q, real p) { return on_ids<false>(row, d, q, p); }, zero_q, zero_p);
+        };
+        for_each_divergence(one);
+        for (const double a : {-0.5, 1e-3, 0.25, 0.75, 0.9, 0.999, 1.0, 1.001, 1.5})
+            one(("alpha " + std::to_string(a)).c_str(), alpha_divergence{a});
+    };
+    for (const double none : {-endless, -1400.0, -9999.0, -1e9, -1e20, std::numeric_limits<double>::lowest()})
+        for (const index_t at : {0, 1, 2, 3}) {
+            const bool is_zero = none <= -1e30;
+            const std::string number = std::to_string(none) + " at " + std::to_string(at);
+            peaked_row<double> row(40, 1, 0.22, 0.7F, 5);
+            row.mask_teacher(at, none);
+            check(row, "log q is " + number, is_zero, false);
             peaked_row<double> masked(40, 1, 0.22, 0.7F, 5);
             masked.z[std::size_t(masked.ids[std::size_t(at)])] = none;
             check(masked, "the logit is " + number, false, is_zero);
@@ -326,4 +441,8 @@ TEST_CASE("a number that stands for none, on either side") {
     cpu_backend cpu;
     host_run_backend blocks{32};
     sentinels(cpu), sentinels(blocks);
+}
+TEST_CASE("and without a bucket: renormalised, generalised, in ragged lines") {
+    cpu_backend cpu;
+    sentinels_on_ids(cpu);
 }

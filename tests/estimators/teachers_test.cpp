@@ -17,8 +17,10 @@
 #include <cstdint>
 #include <cstring>
 #include <functional>
+#include <limits>
 #include <set>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -240,6 +242,56 @@ TEST_CASE("bad and unread rows of a mixture, and what is refused") {
     small.budget = 10;
     CHECK(says(refused(small), "teacher.budget"));
     CHECK(dz[0] == 3);
+}
+
+namespace {
+/// f(number) for each number of a storage type that counts as -inf, as floats; f(-inf) first.
+template <class T, class F>
+void each_mask(F f) {
+    std::vector<T> masks{T(-std::numeric_limits<float>::infinity()), element<T>::store(-detail::largest_stored<T>)};
+    if constexpr (std::is_same_v<T, double>) masks.push_back(-1e30);
+    for (const T mask : masks) f(mask);
+}
+/// run(mask) is the same for all masks of T, and another for what is none.
+template <class T, class Run>
+void masks_are_one(const char* name, Run run) {
+    CAPTURE(std::string(name));
+    std::vector<doubles> got;
+    each_mask<T>([&](T mask) { got.push_back(run(mask)); });
+    for (const doubles& x : got) CHECK(x == got[0]);
+    CHECK(run(T(-60000.F)) != got[0]);
+}
+template <class T>
+void masked_teachers(const char* name) {
+    const index_t v = 5;
+    const std::vector<T> z{T(1.F), T(0.F), T(2.F), T(0.5F), T(-1.F)};
+    const auto call = [&](const auto& teacher, const auto& estimator) {
+        cpu_backend be{.threads = 1};
+        floats dz(std::size_t(v), 3.F);
+        const result r =
+            evaluate(be, student::logits<T, float>{view(z.data(), 1, v), view(dz.data(), 1, v)}, teacher, estimator);
+        doubles all(dz.begin(), dz.end());
+        all.push_back(r.loss), all.push_back(double(r.diagnostics.infinite_rows));
+        return all;
+    };
+    masks_are_one<T>(name, [&](T mask) {
+        const std::vector<T> a{T(0.F), T(1.F), mask, T(0.2F), mask}, b{T(1.F), T(0.F), mask, mask, T(0.5F)};
+        const auto seen = [&](const std::vector<T>& y) { return share{teacher::dense<T>{view(y.data(), 1, v)}, 0.5}; };
+        return call(teacher::mixture{seen(a), seen(b)}, reverse_kl{});
+    });
+    masks_are_one<T>(name, [&](T mask) { // at a temperature at which -65504 would have mass
+        const std::vector<T> y{T(0.F), T(1.F), mask, T(0.2F), mask};
+        const teacher::dense<T> t{view(y.data(), 1, v), 1e5F};
+        return call(teacher::by_rank(student::logits<T, float>{view(z.data(), 1, v)}, t), uld{});
+    });
+}
+} // namespace
+
+TEST_CASE("the least number of a type is a mask to a mixture and to ULD") {
+    masked_teachers<half>("half");
+    masked_teachers<bfloat16>("bfloat16");
+    masked_teachers<float>("float");
+    masked_teachers<double>("double");
 }
 
 TEST_CASE("contrast descends the difference of two divergences, by enumeration") {
@@ -526,6 +578,56 @@ TEST_CASE("projections in float: the identity is the dense call, in place, bad r
     CHECK(says(refusal([&] { evaluate_projected(be, s, w, view(zp.data(), n, v - 1), dzp_v, t, reverse_kl{}); }),
                "projected"));
     CHECK(equal_bits(dz, before));
+}
+
+namespace {
+/// A weight takes the middle row of three beyond G: its largest number, counted; a masked row is scaled.
+template <class G>
+void projected_beyond(const char* name, float weight) {
+    CAPTURE(std::string(name));
+    const index_t n = 4, v = 3;
+    const floats z{0.5F, 0, 0, 0, -24, -24, 1, 0, 2, 1, 0, 0}, y{0, 1, 0, -24, 0, -24, 0, 0, 2, 0, 1, 0}, ones(3, 1.F),
+        weights{1, weight, 1, 1};
+    const std::vector<std::int32_t> offsets{0, 1, 2, 3}, ids{0, 1, 2};
+    const vocab_projection w{row_offsets<>(offsets), ids, ones, v};
+    const std::vector<std::uint8_t> mask{1, 1, 1, 0};
+    const double most = double(detail::largest_stored<G>);
+    doubles zp(z.size()), dzp(z.size()), exact(z.size());
+    cpu_backend be{.threads = 2};
+    const auto call = [&](auto& dz, float beta, overflow policy) {
+        using T = typename std::remove_reference_t<decltype(dz)>::value_type;
+        return evaluate_projected(
+            be, student::logits<float, T>{view(z.data(), n, v), view(dz.data(), n, v)}, w, view(zp.data(), n, v),
+            view(dzp.data(), n, v), teacher::dense{view(y.data(), n, v)}, alpha_divergence{-1}, // c about e^24
+            {.reduction = reduce::sum, .mask = mask, .weights = weights, .beta = beta, .on_overflow = policy});
+    };
+    const result whole = call(exact, 0, overflow::skip_row);
+    REQUIRE(largest(exact) > 1.1 * most);
+    CHECK(whole.diagnostics.infinite_rows == 0);
+    for (const float beta : {0.F, 1.F, 2.F})
+        for (const overflow policy : {overflow::skip_row, overflow::saturate}) {
+            const double was = 0.75 * most;
+            std::vector<G> dz(z.size(), element<G>::store(beta == 2 ? static_cast<arithmetic_t<G>>(was) : 2));
+            const double before = double(element<G>::load(dz[0]));
+            const result r = call(dz, beta, policy);
+            CHECK(r.loss == whole.loss);
+            CHECK(r.diagnostics.infinite_rows == (beta == 2 ? 3 : 1));
+            CHECK(r.diagnostics.first_infinite_row == (beta == 2 ? 0 : 1));
+            for (std::size_t i = 0; i < dz.size(); ++i) {
+                const double want = double(beta) * before + exact[i], got = double(element<G>::load(dz[i]));
+                if (std::abs(want) > most)
+                    CHECK(got == std::copysign(most, want));
+                else
+                    CHECK(got == doctest::Approx(want).epsilon(1e-2));
+            }
+        }
+}
+} // namespace
+
+TEST_CASE("a pulled-back gradient that its type does not hold is cut, and counted") {
+    projected_beyond<half>("half", 1);
+    projected_beyond<bfloat16>("bfloat16", 9e29F);
+    projected_beyond<float>("float", 9e29F);
 }
 
 namespace {

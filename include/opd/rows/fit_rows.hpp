@@ -77,16 +77,17 @@ concept stores_gradient = requires(const Rows& k) {
 };
 
 /// Whether an entry may have become infinite: always in a narrow type; in one with float's range if the factor is
-/// large, since c is within 1e37.
+/// large, since c is within 1e37, or what was there is multiplied.
 template <class Rows>
 OPD_HD bool may_be_unfit(const Rows& k, const typename Rows::state_type& st) {
     using G = typename Rows::G;
     if (!k.student.has_gradient()) return false;
     const double g = st.factor / double(k.student.temperature);
+    if (k.frame.env.beta != 0 && k.frame.env.beta != 1) return true;
     if constexpr (std::is_same_v<opd::stored_as<G>, float> || brain_float<G>)
         return st.good() && (g > 8 || g < -8);
     else
-        return st.good() || (k.frame.env.beta != 0 && k.frame.env.beta != 1);
+        return st.good();
 }
 template <class Rows>
 OPD_HD bool saturates(const Rows& k) {
