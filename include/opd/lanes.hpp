@@ -278,6 +278,8 @@ struct lanes {
 #if defined(OPD_AVX512)
         return raw(std::bit_cast<vec>(
             _mm512_fmadd_ps(std::bit_cast<__m512>(a.v), std::bit_cast<__m512>(b.v), std::bit_cast<__m512>(c.v))));
+#elif defined(__FMA__) && defined(__AVX2__) && defined(__GNUC__) && !defined(__clang__) && !defined(__CUDACC__)
+        return raw(__builtin_ia32_vfmaddps256(a.v, b.v, c.v)); // g++ takes some loops apart, one lane at a time
 #elif defined(__FMA__)
         vec r;
         for (int i = 0; i < width; ++i) r[i] = __builtin_fmaf(a.v[i], b.v[i], c.v[i]);
