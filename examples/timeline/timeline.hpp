@@ -173,9 +173,9 @@ public:
     std::string draw() {
         lay_out();
         const std::string title = options_.title.empty() ? "Timeline" : options_.title;
-        out_ = "<svg xmlns=\"http://www.w3.org/2000/svg\" role=\"img\" viewBox=\"0 0 " + coordinate(options_.width) +
-               " " + coordinate(height_) + "\" width=\"" + coordinate(options_.width) + "\" height=\"" +
-               coordinate(height_) + "\">\n<title>";
+        out_ = "<svg xmlns=\"http://www.w3.org/2000/svg\" class=\"timeline\" role=\"img\" viewBox=\"0 0 " +
+               coordinate(options_.width) + " " + coordinate(height_) + "\" width=\"" + coordinate(options_.width) +
+               "\" height=\"" + coordinate(height_) + "\">\n<title>";
         append_xml(out_, title);
         out_ += std::string("</title>\n<style>\n") + style() + "</style>\n";
         out_ += "<rect class=\"page\" width=\"100%\" height=\"100%\"/>\n";
@@ -202,24 +202,30 @@ private:
         double y = 0;
     };
 
+    // Of this picture alone, also where it stands in a page beside others.
     static const char* style() {
-        return "text{font:12px system-ui,-apple-system,\"Segoe UI\",sans-serif;fill:#59636e}\n"
-               ".title{font-size:15px;font-weight:600;fill:#1f2328}\n"
-               ".small{font-size:10px}.end{text-anchor:end}.mid{text-anchor:middle}\n"
-               ".in{font-size:10px;fill:#fff;text-anchor:middle}\n"
-               "rect{stroke-width:0}.page{fill:#fff}.lane{fill:#f0f2f5}.grid{stroke:#d1d9e0;stroke-width:1}\n"
-               ".rollout{fill:#2f6fca;stroke:#2f6fca}.teacher{fill:#b8690b;stroke:#b8690b}.learner{fill:#22834e;stroke:"
-               "#22834e}.spare{fill:#8250df;stroke:#8250df}\n"
-               ".gate{fill:#57606a;stroke:#57606a;opacity:.38}.hold{fill:#cf222e;stroke:#cf222e;opacity:.2}\n"
-               ".fault{stroke:#cf222e;stroke-width:2;fill:none}\n"
-               ".curve{fill:#8250df;fill-opacity:.25;stroke:#8250df;stroke-width:1}\n"
-               "@media (prefers-color-scheme:dark){text{fill:#9198a1}.title{fill:#e6edf3}.in{fill:#0d1117}\n"
-               ".page{fill:#0d1117}.lane{fill:#1b2129}.grid{stroke:#30363d}\n"
-               ".rollout{fill:#6ea8ff;stroke:#6ea8ff}.teacher{fill:#f0ad4e;stroke:#f0ad4e}.learner{fill:#56c98a;stroke:"
-               "#56c98a}.spare{fill:#bc8cff;stroke:#bc8cff}\n"
-               ".gate{fill:#c9d1d9;stroke:#c9d1d9;opacity:.33}.hold{fill:#ff7b72;stroke:#ff7b72;opacity:.25}.fault{"
-               "stroke:#ff7b72}\n"
-               ".curve{fill:#bc8cff;stroke:#bc8cff}}\n";
+        return ".timeline text{font:12px system-ui,-apple-system,\"Segoe UI\",sans-serif;fill:#59636e}\n"
+               ".timeline .title{font-size:15px;font-weight:600;fill:#1f2328}\n"
+               ".timeline .small{font-size:10px}.timeline .end{text-anchor:end}.timeline .mid{text-anchor:middle}\n"
+               ".timeline .in{font-size:10px;fill:#fff;text-anchor:middle}\n"
+               ".timeline rect{stroke-width:0}.timeline .page{fill:#fff}.timeline .lane{fill:#f0f2f5}.timeline "
+               ".grid{stroke:#d1d9e0;stroke-width:1}\n"
+               ".timeline .rollout{fill:#2f6fca;stroke:#2f6fca}.timeline "
+               ".teacher{fill:#b8690b;stroke:#b8690b}.timeline .learner{fill:#22834e;stroke:#22834e}.timeline "
+               ".spare{fill:#8250df;stroke:#8250df}\n"
+               ".timeline .gate{fill:#57606a;stroke:#57606a;opacity:.38}.timeline "
+               ".hold{fill:#cf222e;stroke:#cf222e;opacity:.2}\n"
+               ".timeline .fault{stroke:#cf222e;stroke-width:2;fill:none}\n"
+               ".timeline .curve{fill:#8250df;fill-opacity:.25;stroke:#8250df;stroke-width:1}\n"
+               "@media (prefers-color-scheme:dark){.timeline text{fill:#9198a1}.timeline .title{fill:#e6edf3}.timeline "
+               ".in{fill:#0d1117}\n"
+               ".timeline .page{fill:#0d1117}.timeline .lane{fill:#1b2129}.timeline .grid{stroke:#30363d}\n"
+               ".timeline .rollout{fill:#6ea8ff;stroke:#6ea8ff}.timeline "
+               ".teacher{fill:#f0ad4e;stroke:#f0ad4e}.timeline .learner{fill:#56c98a;stroke:#56c98a}.timeline "
+               ".spare{fill:#bc8cff;stroke:#bc8cff}\n"
+               ".timeline .gate{fill:#c9d1d9;stroke:#c9d1d9;opacity:.33}.timeline "
+               ".hold{fill:#ff7b72;stroke:#ff7b72;opacity:.25}.timeline .fault{stroke:#ff7b72}\n"
+               ".timeline .curve{fill:#bc8cff;stroke:#bc8cff}}\n";
     }
 
     void find_window() {

@@ -804,6 +804,21 @@ TEST_CASE("plots leave out what a step has nothing of") {
     contains(script, "$after << EOD\n3 0.5\nEOD");
     contains(script, "$drafts << EOD\n1 2.5 3.5\n2 nan 1.5\nEOD");
     contains(script, "$choices << EOD\n1 0 1\n2 1 1\nEOD");
+    CHECK(script.find("loss_mean") == std::string::npos);
+}
+
+TEST_CASE("a loss of many steps is drawn with its mean over a twentieth of them") {
+    const scratch dir;
+    {
+        std::ofstream log(dir / "log.jsonl");
+        for (int step = 1; step <= 40; ++step)
+            log << R"({"stage":"distill","step":)" << step << R"(,"loss":)" << (step % 2 == 0 ? 3 : step) << "}\n";
+    }
+    draw_plots(dir.path.string(), {}, "mc, sync");
+    const std::string script = read_file(dir / "plots/plots.gp");
+    contains(script, "$loss_mean << EOD\n2 2\n3 3\n4 3\n5 4\n6 4\n");
+    contains(script, "40 21\nEOD");
+    contains(script, "$loss_mean using 1:2 with lines lw 3 title 'distill loss, mean of 2'");
 }
 
 TEST_CASE("configuration files are strict and can be read back") {

@@ -385,6 +385,11 @@ TEST_CASE("a run directory says how stale, how busy and how fast") {
     for (const auto& e : trace["traceEvents"])
         if (e["ph"] == "X") kinds.insert(e["name"].get<std::string>());
     for (const char* kind : {"rollout", "teacher", "learner"}) CHECK(kinds.count(kind) == 1);
+    const std::string picture = read_file(dir / "run/plots/timeline.svg"), page = read_file(dir / "run/report.html");
+    CHECK(picture.find("What ran when, in the last steps") != std::string::npos);
+    for (const char* lane : {"rollout 0", "teacher 0", "learner 0"})
+        CHECK_MESSAGE(picture.find(lane) != std::string::npos, lane);
+    CHECK(page.find(picture) != std::string::npos);
     for (const char* clock : clock_names)
         if (std::string(clock) != "student_warmup") CHECK(report["seconds"][clock].get<double>() > 0);
     const auto& moved = s["transfer"]; // two workers, once at the start and once a step

@@ -31,6 +31,7 @@
 #include "schedule/stages.hpp"
 #include "settings/estimator.hpp"
 #include "settings/schedule.hpp"
+#include "timeline/timeline.hpp"
 
 namespace trainer {
 
@@ -174,10 +175,23 @@ public:
             described_run["served_teacher"]["probe"] = run_.probed_;
         }
         write_file(run_.directory_ + "/schedule.json", described_run.dump() + "\n");
+        if (run_.settings_.schedule.kind != "sync") draw_timeline(time);
         run_.finish_stage(trainer::stage::finished, std::move(at_end_), std::move(drafter_at_end_));
     }
 
 private:
+    // Of about the last dozen steps.
+    void draw_timeline(double end) {
+        const double step = metrics.stages.wall_time() / std::max(1, run_.settings_.distill.steps);
+        make_directory(run_.directory_ + "/plots");
+        write_file(run_.directory_ + "/plots/timeline.svg",
+                   examples::timeline_svg(examples::timeline_of(trace_), {.title = "What ran when, in the last steps",
+                                                                          .from = end - 12 * step,
+                                                                          .to = end,
+                                                                          .width = 800,
+                                                                          .max_lanes = 4,
+                                                                          .labels = false}));
+    }
     // A scheduler that begins at the run's step, where nothing is in flight there.
     static sched::settings schedule_for(const run& r) {
         sched::settings s = schedule_of(r.settings_);

@@ -21,7 +21,8 @@ std::string draw_plots(const std::string& run_directory, const nlohmann::json& e
     make_directory(directory);
 
     // the curves, from the log
-    std::map<std::string, std::string> loss; // by stage
+    std::map<std::string, std::string> loss;     // by stage
+    std::vector<std::pair<long, double>> losses; // of distillation
     std::string accuracy, drafts;
     long last = 0;
     std::vector<std::pair<long, nlohmann::json>> choices; // steps of rollout by strategy, at steps of distillation
@@ -36,6 +37,8 @@ std::string draw_plots(const std::string& run_directory, const nlohmann::json& e
         };
         if (j.contains("loss"))
             loss[stage] += fmt::format("{} {} {}\n", j["step"].get<long>(), number("loss"), number("kl"));
+        if (stage == "distill" && j.contains("loss") && j["loss"].is_number())
+            losses.emplace_back(j["step"].get<long>(), j["loss"].get<double>());
         if (stage == "distill") last = std::max(last, j["step"].get<long>());
         if (j.contains("accuracy") && stage == "distill")
             accuracy += fmt::format("{} {}\n", j["step"].get<long>(), number("accuracy"));
@@ -73,6 +76,16 @@ std::string draw_plots(const std::string& run_directory, const nlohmann::json& e
                                   stage, stage);
             if (stage == "distill")
                 curves += fmt::format(", $loss_{} using 1:3 with lines dt 2 title 'sampled KL'", stage);
+        }
+        if (const std::size_t window = losses.size() / 20; window > 1) { // a loss is one batch's
+            std::string rows;
+            double sum = 0;
+            for (std::size_t i = 0; i < losses.size(); ++i) {
+                sum += losses[i].second - (i >= window ? losses[i - window].second : 0);
+                if (i + 1 >= window) rows += fmt::format("{} {}\n", losses[i].first, sum / static_cast<double>(window));
+            }
+            data("loss_mean", rows);
+            curves += fmt::format(", $loss_mean using 1:2 with lines lw 3 title 'distill loss, mean of {}'", window);
         }
         terminal("loss.svg", "Loss");
         script += "set xlabel 'step of the stage'\nset ylabel 'nats'\nset logscale y\nset format y '%g'\nplot " +

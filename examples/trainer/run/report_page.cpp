@@ -70,10 +70,13 @@ constexpr std::pair<const char*, const char*> terms[] = {
     {"gap closed", "(after - before) / (teacher - before) of the accuracy, or 1 - after / before of the KL: 1 is the "
                    "teacher"}};
 
-constexpr std::pair<const char*, const char*> plots[] = {
-    {"loss.svg", "Loss, by stage"},        {"accuracy.svg", "The student beside its teacher"},
-    {"lengths.svg", "Lengths of answers"}, {"running.svg", "Sequences in rollout"},
-    {"speculation.svg", "Drafts"},         {"choices.svg", "Drafting strategies"}};
+constexpr std::pair<const char*, const char*> plots[] = {{"loss.svg", "Loss, by stage"},
+                                                         {"accuracy.svg", "The student beside its teacher"},
+                                                         {"lengths.svg", "Lengths of answers"},
+                                                         {"running.svg", "Sequences in rollout"},
+                                                         {"timeline.svg", "Overlap of the last steps"},
+                                                         {"speculation.svg", "Drafts"},
+                                                         {"choices.svg", "Drafting strategies"}};
 
 } // namespace
 
