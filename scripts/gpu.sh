@@ -113,6 +113,7 @@ if command -v compute-sanitizer >/dev/null; then
         run "$tool" 45 compute-sanitizer --tool "$tool" --error-exitcode 9 "$work/cuda_dense" -tc="*env.on_bad*,*captured*"
     done
     run memcheck_hidden 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$work/cuda_hidden" -tc="*bad rows*,*captured*"
+    run memcheck_draw 45 compute-sanitizer --tool memcheck --error-exitcode 9 "$work/cuda_draw" -tc="*captured*"
 else
     say "compute-sanitizer: not on this machine"
 fi
