@@ -16,6 +16,7 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include "opd/diagnostics.hpp"
 #include "opd/error.hpp"
 #include "run/offline.hpp"
 #include "run/run.hpp"
@@ -61,6 +62,9 @@ int run_program(const char* name, const std::function<std::string(const failure&
     } catch (const failure& e) {
         log->error("{}", said(e));
         return e.code;
+    } catch (const opd::bad_contents& e) { // too many rows that are not numbers
+        log->error("{}; a lower rate may help", e.what());
+        return exit_numeric;
     } catch (const std::bad_alloc&) {
         log->error("not enough memory");
         return exit_resources;

@@ -175,7 +175,7 @@ public:
             described_run["served_teacher"]["probe"] = run_.probed_;
         }
         write_file(run_.directory_ + "/schedule.json", described_run.dump() + "\n");
-        if (run_.settings_.schedule.kind != "sync") draw_timeline(time);
+        if (run_.settings_.schedule.kind != "sync" && trace_.spans() > 0) draw_timeline(time);
         run_.finish_stage(trainer::stage::finished, std::move(at_end_), std::move(drafter_at_end_));
     }
 
