@@ -183,6 +183,7 @@ private:
     // Of about the last dozen steps.
     void draw_timeline(double end) {
         const double step = metrics.stages.wall_time() / std::max(1, run_.settings_.distill.steps);
+        if (!(step > 0)) return; // nothing took time
         make_directory(run_.directory_ + "/plots");
         write_file(run_.directory_ + "/plots/timeline.svg",
                    examples::timeline_svg(examples::timeline_of(trace_), {.title = "What ran when, in the last steps",
