@@ -38,7 +38,7 @@ cd "$opd_root/python"
 
 opd_venv "$venv" 'torch transformers' torch transformers || exit 0
 made=$(PYTHONPATH=$opd_root/python "$venv/bin/python" "$opd_root/examples/python/distil_ray.py" --steps 20 |
-    tee /dev/stderr)
+    tee -a /dev/stderr)
 awk '/held-out/ { before = $(NF - 3); after = $(NF - 1) } END { exit !(before > 0 && after < .9 * before) }' \
     <<<"$made" ||
     opd_die "distil_ray.py did not close a tenth of the divergence"

@@ -23,6 +23,6 @@ if ! "$venv/bin/python" -c 'import transformers' 2>/dev/null; then
     opd_say "SKIPPED examples/python/distil_hf.py: no transformers"
     exit 0
 fi
-made=$(OPD_LIBRARY=$library PYTHONPATH=$opd_root/python "$venv/bin/python" "$opd_root/examples/python/distil_hf.py" --steps 30 | tee /dev/stderr)
+made=$(OPD_LIBRARY=$library PYTHONPATH=$opd_root/python "$venv/bin/python" "$opd_root/examples/python/distil_hf.py" --steps 30 | tee -a /dev/stderr)
 awk '/held-out/ { before = $(NF - 3); after = $(NF - 1) } END { exit !(before > 0 && after < .8 * before) }' <<<"$made" ||
     opd_die "distil_hf.py did not close a fifth of the divergence"
