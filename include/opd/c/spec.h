@@ -350,7 +350,7 @@ typedef struct opd_drafter_selector_options {
     int64_t drafters; /* at most 2^20; 0: 2 */
     double memory;    /* steps that count; 0: 100 */
     int32_t tries;    /* 0: 3 */
-    int32_t again;    /* 0: 200 */
+    int32_t again;    /* of one nearly as good as the best; 0: 200 */
 } opd_drafter_selector_options;
 OPD_C_API int opd_drafter_selector_create(const opd_drafter_selector_options* options, opd_drafter_selector** out);
 OPD_C_API void opd_drafter_selector_destroy(opd_drafter_selector* selector);
