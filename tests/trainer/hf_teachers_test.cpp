@@ -41,11 +41,13 @@
 #include "run/run.hpp"
 #include "settings/files.hpp"
 #include "task/task.hpp"
+#include "trainer/data_sets.hpp"
 #include "trainer/scratch.hpp"
 
 using namespace trainer;
 using hf::distil_settings;
 using opd::serve::dialect;
+using opd::test::copy_set;
 using opd::test::reaction;
 using opd::test::scratch;
 using opd::test::teacher_server;
@@ -490,17 +492,6 @@ edit from(const std::string& folder, int steps) {
         s.settings.distill.offline = folder, s.settings.distill.steps = steps;
         s.teacher.clear(), s.prompts.clear();
     };
-}
-/// The set once more, under other names.
-void copy_set(const std::string& of, const std::string& to, const opd::data::fingerprints& prints, opd::index_t vocab) {
-    const opd::data::rollout_set set(of);
-    opd::data::rollout_writer out(to, {.vocab = vocab, .fingerprints = prints});
-    for (opd::index_t i = 0; i < set.sequences(); ++i) {
-        auto one = set.read(i, 1);
-        const auto cache = one.cache<opd::teacher::samples<std::int32_t>>();
-        out.add({.tokens = one.tokens(), .rows = one.rows(), .mask = one.mask(), .sample = i}, cache);
-    }
-    out.finish();
 }
 
 } // namespace

@@ -29,6 +29,7 @@
 #include "run/offline.hpp"
 #include "settings/files.hpp"
 #include "trainer/commands.hpp"
+#include "trainer/data_sets.hpp"
 #include "trainer/scratch.hpp"
 
 using namespace trainer;
@@ -120,17 +121,6 @@ const std::string& shared_set() {
         return dir / "set";
     }();
     return folder;
-}
-void copy_as(const std::string& to, const opd::data::fingerprints& prints, opd::index_t vocab = 0) {
-    const opd::data::rollout_set set(shared_set());
-    const opd::index_t v = vocab > 0 ? vocab : set.description().vocab;
-    opd::data::rollout_writer out(to, {.vocab = v, .fingerprints = prints});
-    for (opd::index_t i = 0; i < set.sequences(); ++i) {
-        auto one = set.read(i, 1);
-        const auto cache = one.cache<opd::teacher::samples<std::int32_t>>();
-        out.add({.tokens = one.tokens(), .rows = one.rows(), .mask = one.mask(), .sample = i}, cache);
-    }
-    out.finish();
 }
 
 } // namespace
@@ -304,7 +294,7 @@ TEST_CASE("fingerprints that are not the run's are refused by name, and accepted
         if (is == "sft_teacher") other.sft_teacher = other.scoring_teacher = "else"; // a consistent other one
         if (is == "tokenizer") other.tokenizer = "else";
         if (is == "reference_policy") other.reference_policy = "else";
-        copy_as(folder, other);
+        opd::test::copy_set(shared_set(), folder, other);
         contains(refusal(attempt(folder, {}), exit_usage), "--accept-mismatch " + is);
         const std::string wrong = is == "tokenizer" ? "reference_policy" : "tokenizer";
         contains(refusal(attempt(folder, {"--accept-mismatch=" + wrong}), exit_usage), "--accept-mismatch " + is);
@@ -315,7 +305,7 @@ TEST_CASE("fingerprints that are not the run's are refused by name, and accepted
     // the student of another temperature is another policy
     contains(refusal(attempt(shared_set(), {"--temperature=0.9"}), exit_usage), "--accept-mismatch reference_policy");
     // no name makes ids fit that the student does not know
-    copy_as(dir / "wide", mine, 4000);
+    opd::test::copy_set(shared_set(), dir / "wide", mine, 4000);
     contains(refusal(attempt(dir / "wide", {"--accept-mismatch=tokenizer"}), exit_input), "has ids up to 4000");
     // another teacher scores: known when it is written, refused when it is to be learnt from
     const std::string other = dir / "other";

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <numeric>
 #include <random>
 #include <set>
 #include <sstream>
@@ -655,6 +656,9 @@ TEST_CASE("auto drafts where it pays by what steps took, and not where it does n
         }
         MESSAGE(of[0] << " and " << of[1] << " steps by the first and the second drafter");
         CHECK(of[second] > 10 * of[!second]);
+        const std::int64_t none = std::accumulate(chosen.begin(), chosen.end(), std::int64_t{0}) - of[0] - of[1];
+        MESSAGE(none << " steps without drafts");
+        CHECK(10 * none < of[0] + of[1]); // drafts gain much, so a step without is seldom looked at
         CHECK(engine.counts().timed_tokens_per_step() > engine.counts().break_even()); // they pay
         CHECK(engine.counts().tokens_per_second() > engine.counts().tokens_per_second_without());
     }

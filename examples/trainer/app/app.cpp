@@ -63,7 +63,7 @@ int run_program(const char* name, const std::function<std::string(const failure&
         log->error("{}", said(e));
         return e.code;
     } catch (const opd::bad_contents& e) { // too many rows that are not numbers
-        log->error("{}; a lower rate may help", e.what());
+        log->error("{}; if training took a model there, a lower rate may help", e.what());
         return exit_numeric;
     } catch (const std::bad_alloc&) {
         log->error("not enough memory");

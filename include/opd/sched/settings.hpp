@@ -84,8 +84,8 @@ struct settings {
     /// failed. 0: it goes on for ever.
     int fruitless_steps = 5;
 
-    // By default a call that hangs is never noticed, for no number fits every rollout, and virtual time has no scale: ten
-    // times the longest call seen is a good one.
+    // By default a call that hangs is never noticed: no number fits every rollout, and virtual time has no scale. Ten
+    // times the longest call that was seen is a good deadline.
     double rollout_deadline = 0; ///< seconds of one attempt; 0: none. Past it the attempt is aborted
     double abort_deadline =
         0; ///< seconds for a worker to let go of an aborted or parked attempt before it counts as lost; 0:
