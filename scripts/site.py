@@ -3,8 +3,8 @@
 """The two ends of scripts/site.sh; the standard library alone.
 
     site.py stage FOLDER   the pages as mkdocs wants them: docs/, and below repository/ what they link to outside of it
-                           (a source file becomes a page that shows it). Pages that mkdocs.yml does not name stand
-                           under `More`.
+                           (a source file becomes a page that shows it), and below api/ the public headers
+                           (api_pages.py). Pages that mkdocs.yml does not name stand under `More`.
     site.py check FOLDER   that every link of the built site leads to a file and an anchor of it, that a page asks no
                            other host for anything, that no Markdown is left in a page, and that the search knows
                            every page
@@ -15,6 +15,8 @@ import re
 import shutil
 import sys
 import urllib.parse
+
+import api_pages
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
 # a link or image, and its target; not in code
@@ -99,6 +101,7 @@ class Stage:
         named = set(re.findall(r"[\w/.-]+\.md\b", config[config.index("\nnav:"):]))
         if named - pages.keys():
             sys.exit(f"site.py: mkdocs.yml names {sorted(named - pages.keys())}, which are not there")
+        config += "\n".join(api_pages.write(self.out)) + "\n"
         more = sorted(page for page, path in pages.items() if page not in named and path.suffix == ".md")
         if more:
             config += "  - More:\n" + "".join(f"      - {page}\n" for page in more)
