@@ -25,6 +25,22 @@ LANGUAGES = {".cpp": "cpp", ".hpp": "cpp", ".cu": "cpp", ".cuh": "cpp", ".c": "c
              ".py": "python", ".sh": "bash", ".cmake": "cmake", ".yml": "yaml"}
 
 
+def citations(page, text):
+    """The BibTeX of the sources that a page below docs/ names, from docs/references.md, as the page's last section."""
+    references = ROOT / "docs/references.md"
+    if page == references or not page.is_relative_to(ROOT / "docs"):
+        return ""
+    named = []
+    for entry, surname, short in re.findall(r"^(@\w+\{([a-z]+)\d{4}(\w+),.*?^\})", references.read_text(), re.M | re.S):
+        eprint = re.search(r"eprint = \{([^}]*)\}", entry)
+        words = [surname.title(), short.upper()] + re.findall(r"title = \{\{([^}]*)\}:", entry)
+        words = [word for word in words if word != "OPD"]  # of lu2025opd; it is every page's word
+        words = [re.escape(word).replace("A3PO", "A-?3PO") for word in words]
+        if eprint and eprint[1] in text or re.search(rf"\b({'|'.join(words)})\b", text):
+            named.append(entry)
+    return "\n## To cite\n\n```bibtex\n" + "\n".join(named) + "\n```\n" if named else ""
+
+
 class Stage:
     def __init__(self, out):
         self.out, self.todo, self.done = out, [], {}
@@ -80,7 +96,7 @@ class Stage:
             text = re.sub(r"\A<!-- SPDX.*?-->\n", "", path.read_text())
             # a list that interrupts a paragraph is a list on the usual hosts; Python's Markdown wants an empty line
             text = re.sub(r"^(?!\s*[-*>#]|\s*\d+\. )(.*\S.*\n)(?=([-*]|\d+\.) \S)", r"\1\n", text, flags=re.M)
-            place.write_text(self.links(path, text))
+            place.write_text(self.links(path, text) + citations(path, text))
         elif place.suffix == ".md":
             name = path.relative_to(ROOT).as_posix()
             body = path.read_text().rstrip("\n")
