@@ -116,50 +116,20 @@ void from_json(const nlohmann::json& j, const std::string& source, config& c) {
 
 namespace {
 
-// A run of minutes on two cores. Embeddings of 2,300 words are most of the models; tied, they are learnt sooner.
-void grammar_defaults(config& c) {
-    c.run.directory = "runs/grammar";
-    for (model_shape* m : {&c.teacher_model, &c.student_model}) m->width = 64, m->ffn = 192, m->tied = true;
-    c.teacher.steps = 2500, c.teacher.batch = 64, c.teacher.rate = 8e-3;
-    c.student.max_steps = 500, c.student.rate = 4e-3, c.student.target_accuracy = 0.25;
-    c.student.check_every = 50, c.student.check_prompts = 128;
-    c.distill.steps = 1200, c.distill.rate = 4e-3;
-    c.distill.k = 64, c.distill.m = 64, c.distill.budget = 64;
-    c.evaluation.prompts = 512, c.evaluation.samples = 0, c.evaluation.every_prompts = 128;
+struct preset {
+    std::string_view name, text;
+};
+// presets/*.json, as the build found them: <task>.json holds a task's own defaults, <task>-<preset>.json a preset.
+constexpr preset presets[] = {
+#include "presets.inc"
+};
+
+const preset* find_preset(const std::string& name) {
+    const auto found = std::ranges::find(presets, name, &preset::name);
+    return found == std::end(presets) ? nullptr : found;
 }
 
 constexpr std::string_view task_names[] = {"gcd", "grammar"};
-
-// A task of two digits that both models learn within a minute.
-void quick(config& c) {
-    c.task.max_operand = 99, c.task.max_steps = 10;
-    c.teacher.steps = 1000;
-    c.student.max_steps = 400, c.student.target_accuracy = 0.4, c.student.check_prompts = 128;
-    c.distill.steps = 1200, c.distill.rate = 4e-3;
-    c.evaluation.prompts = 300, c.evaluation.samples = 0, c.evaluation.every = 100, c.evaluation.every_prompts = 100;
-}
-
-// The same task, with less of everything.
-void quick_grammar(config& c) {
-    c.teacher.steps = 500;
-    c.student.max_steps = 250;
-    c.distill.steps = 200;
-    c.evaluation.prompts = 128, c.evaluation.every = 100;
-}
-
-// A target that is deep beside its drafter's one layer; what it has learnt of the task is of no importance.
-void speculative(config& c) {
-    auto& m = c.student_model;
-    m.width = 256, m.layers = 6, m.heads = 8, m.kv_heads = 4, m.head_dim = 32, m.ffn = 512;
-    c.teacher.steps = 1200;
-    c.student.max_steps = 160, c.student.rate = 1e-3, c.student.batch = 16, c.student.check_every = 40,
-    c.student.check_prompts = 128;
-    c.distill.steps = 40, c.distill.prompts = 4, c.distill.rate = 3e-4, c.distill.warmup = 5;
-    c.evaluation.prompts = 200, c.evaluation.samples = 0, c.evaluation.every = 0;
-    auto& d = c.drafter;
-    d.heads = 2, d.kv_heads = 1, d.head_dim = 32, d.ffn = 128, d.width = 64;
-    d.steps = 300, d.responses = 384, d.batch = 16, d.rate = 2e-3;
-}
 
 } // namespace
 
@@ -173,16 +143,23 @@ void task_named(const std::string& name) {
 void apply_task(const std::string& name, config& c) {
     task_named(name);
     c.task.kind = name;
-    if (name == "grammar") grammar_defaults(c);
+    if (const preset* own = find_preset(name)) config_of_text(own->text, fmt::format("presets/{}.json", name), c);
 }
 
 void apply_preset(const std::string& name, config& c) {
-    const bool grammar = c.task.kind == "grammar";
-    if (name == "quick") return grammar ? quick_grammar(c) : quick(c);
-    if (name == "speculative" && grammar)
-        throw failure(exit_usage, "--preset speculative: its sizes are those of --task gcd; not with --task grammar");
-    if (name == "speculative") return speculative(c);
-    const std::vector<std::string> known = {"quick", "speculative"};
+    const std::string full = c.task.kind + "-" + name;
+    if (const preset* found = find_preset(full)) {
+        config_of_text(found->text, fmt::format("presets/{}.json", full), c);
+        return;
+    }
+    std::vector<std::string> known, others; // of this task, of others
+    for (const preset& p : presets)
+        if (const auto dash = p.name.find('-'); dash != p.name.npos) {
+            (p.name.substr(0, dash) == c.task.kind ? known : others).emplace_back(p.name.substr(dash + 1));
+        }
+    if (std::ranges::find(others, name) != others.end())
+        throw failure(exit_usage, fmt::format("--preset {}: not with --task {}, which has {}", name, c.task.kind,
+                                              fmt::join(known, ", ")));
     const std::string near = nearest(name, known);
     throw failure(exit_usage, fmt::format("--preset: '{}' is not one of {}{}", name, fmt::join(known, ", "),
                                           near.empty() ? std::string() : fmt::format("; did you mean '{}'?", near)));
