@@ -60,75 +60,87 @@ constexpr correction dppo(double low, double high, double tau) {
     return c;
 }
 
-inline constexpr auto seq = correction_level::sum, geo = correction_level::mean;
+inline constexpr auto token = correction_level::token, seq = correction_level::sum, geo = correction_level::mean;
 inline constexpr double geo_low = 1 / 1.001, geo_high = 1 / 0.999;
 inline constexpr auto now = ratio_of::rollout;
 inline constexpr auto plain = correction_loss::score_function;
 
-} // namespace detail::parts
-
 // clang-format off
-inline constexpr correction_preset correction_presets[] = {
-    {"bypass", "VeXact eq. 4; no correction", {}, detail::parts::bypassed()},
-    {"recompute", "VeXact eq. 4; no correction", {}, detail::parts::recomputed()},
+inline constexpr correction_preset presets[] = {
+    {"bypass", "VeXact eq. 4; no correction", {}, bypassed()},
+    {"recompute", "VeXact eq. 4; no correction", {}, recomputed()},
     // VeXact appendix A.4: tau_tok 2, tau_seq 0.001 nats over the sum
-    {"tis", "VeXact eq. 6", {}, detail::parts::recomputed(detail::parts::truncated(correction_level::token, 2))},
-    {"srs-k3-corr", "VeXact eq. 8", {}, detail::parts::bypassed(detail::parts::most(detail::parts::seq, statistic::k3, 0.001))},
-    {"srs-k3-ppo", "VeXact eq. 9", {}, detail::parts::bypassed(detail::parts::most(detail::parts::seq, statistic::k3, 0.001, detail::parts::now))},
-    {"tis-srs-k3-corr", "VeXact eq. 10", {}, detail::parts::recomputed(detail::parts::truncated(correction_level::token, 2), detail::parts::most(detail::parts::seq, statistic::k3, 0.001))},
-    {"tis-srs-k1-corr", "VeXact eq. 11", {}, detail::parts::recomputed(detail::parts::truncated(correction_level::token, 2), detail::parts::most(detail::parts::seq, statistic::k1, 0.001))},
+    {"tis", "VeXact eq. 6", {}, recomputed(truncated(token, 2))},
+    {"srs-k3-corr", "VeXact eq. 8", {}, bypassed(most(seq, statistic::k3, 0.001))},
+    {"srs-k3-ppo", "VeXact eq. 9", {}, bypassed(most(seq, statistic::k3, 0.001, now))},
+    {"tis-srs-k3-corr", "VeXact eq. 10", {}, recomputed(truncated(token, 2), most(seq, statistic::k3, 0.001))},
+    {"tis-srs-k1-corr", "VeXact eq. 11", {}, recomputed(truncated(token, 2), most(seq, statistic::k1, 0.001))},
     // verl, RolloutCorrectionConfig
-    {"decoupled_token_is", "verl", {}, detail::parts::recomputed(detail::parts::truncated(correction_level::token, 2))},
-    {"decoupled_seq_is", "verl", {}, detail::parts::recomputed(detail::parts::truncated(detail::parts::seq, 2))},
-    {"decoupled_token_icepop", "verl", {}, detail::parts::recomputed(detail::parts::within(correction_level::token, 0.5, 5, beyond::zero))},
-    {"decoupled_seq_is_rs", "verl", {}, detail::parts::recomputed(detail::parts::truncated(detail::parts::seq, 2), detail::parts::ratio_in(detail::parts::seq, 0.5, 2), {}, true)},
-    {"decoupled_geo_rs", "verl", {}, detail::parts::recomputed({}, detail::parts::ratio_in(detail::parts::geo, detail::parts::geo_low, detail::parts::geo_high), {}, true)},
-    {"decoupled_geo_rs_seq_tis", "verl", {}, detail::parts::recomputed(detail::parts::truncated(detail::parts::seq, 2), detail::parts::ratio_in(detail::parts::geo, detail::parts::geo_low, detail::parts::geo_high), {}, true)},
-    {"decoupled_geo_rs_token_tis", "verl", {}, detail::parts::recomputed(detail::parts::truncated(correction_level::token, 2), detail::parts::ratio_in(detail::parts::geo, detail::parts::geo_low, detail::parts::geo_high), {}, true)},
-    {"decoupled_k3_rs", "verl", {}, detail::parts::recomputed({}, detail::parts::most(detail::parts::geo, statistic::k3, 0.01), {}, true)},
-    {"decoupled_k3_rs_seq_tis", "verl", {}, detail::parts::recomputed(detail::parts::truncated(detail::parts::seq, 2), detail::parts::most(detail::parts::geo, statistic::k3, 0.01), {}, true)},
-    {"decoupled_k3_rs_token_tis", "verl", {}, detail::parts::recomputed(detail::parts::truncated(correction_level::token, 2), detail::parts::most(detail::parts::geo, statistic::k3, 0.01), {}, true)},
-    {"bypass_ppo_clip", "verl", {}, detail::parts::bypassed()},
-    {"bypass_ppo_clip_geo_rs", "verl", {}, detail::parts::shrinking(detail::parts::bypassed(detail::parts::ratio_in(detail::parts::geo, detail::parts::geo_low, detail::parts::geo_high, detail::parts::now)))},
-    {"bypass_ppo_clip_k3_rs", "verl", {}, detail::parts::shrinking(detail::parts::bypassed(detail::parts::most(detail::parts::geo, statistic::k3, 0.01, detail::parts::now)))},
-    {"bypass_pg_is", "verl", detail::parts::plain, detail::parts::reinforced(detail::parts::truncated(detail::parts::seq, 2, detail::parts::now))},
-    {"bypass_pg_token_icepop", "verl", detail::parts::plain, detail::parts::reinforced(detail::parts::within(correction_level::token, 0.5, 5, beyond::zero, detail::parts::now))},
-    {"bypass_pg_geo_rs", "verl", detail::parts::plain, detail::parts::reinforced({}, detail::parts::ratio_in(detail::parts::geo, detail::parts::geo_low, detail::parts::geo_high, detail::parts::now))},
-    {"bypass_pg_geo_rs_seq_tis", "verl", detail::parts::plain, detail::parts::reinforced(detail::parts::truncated(detail::parts::seq, 2, detail::parts::now), detail::parts::ratio_in(detail::parts::geo, detail::parts::geo_low, detail::parts::geo_high, detail::parts::now))},
-    {"bypass_pg_geo_rs_token_tis", "verl", detail::parts::plain, detail::parts::reinforced(detail::parts::truncated(correction_level::token, 2, detail::parts::now), detail::parts::ratio_in(detail::parts::geo, detail::parts::geo_low, detail::parts::geo_high, detail::parts::now))},
-    {"disabled", "verl: figures alone", {}, detail::parts::recomputed()},
+    {"decoupled_token_is", "verl", {}, recomputed(truncated(token, 2))},
+    {"decoupled_seq_is", "verl", {}, recomputed(truncated(seq, 2))},
+    {"decoupled_token_icepop", "verl", {}, recomputed(within(token, 0.5, 5, beyond::zero))},
+    {"decoupled_seq_is_rs", "verl", {}, recomputed(truncated(seq, 2), ratio_in(seq, 0.5, 2), {}, true)},
+    {"decoupled_geo_rs", "verl", {}, recomputed({}, ratio_in(geo, geo_low, geo_high), {}, true)},
+    {"decoupled_geo_rs_seq_tis", "verl", {}, recomputed(truncated(seq, 2), ratio_in(geo, geo_low, geo_high), {}, true)},
+    {"decoupled_geo_rs_token_tis", "verl", {},
+     recomputed(truncated(token, 2), ratio_in(geo, geo_low, geo_high), {}, true)},
+    {"decoupled_k3_rs", "verl", {}, recomputed({}, most(geo, statistic::k3, 0.01), {}, true)},
+    {"decoupled_k3_rs_seq_tis", "verl", {}, recomputed(truncated(seq, 2), most(geo, statistic::k3, 0.01), {}, true)},
+    {"decoupled_k3_rs_token_tis", "verl", {},
+     recomputed(truncated(token, 2), most(geo, statistic::k3, 0.01), {}, true)},
+    {"bypass_ppo_clip", "verl", {}, bypassed()},
+    {"bypass_ppo_clip_geo_rs", "verl", {}, shrinking(bypassed(ratio_in(geo, geo_low, geo_high, now)))},
+    {"bypass_ppo_clip_k3_rs", "verl", {}, shrinking(bypassed(most(geo, statistic::k3, 0.01, now)))},
+    {"bypass_pg_is", "verl", plain, reinforced(truncated(seq, 2, now))},
+    {"bypass_pg_token_icepop", "verl", plain, reinforced(within(token, 0.5, 5, beyond::zero, now))},
+    {"bypass_pg_geo_rs", "verl", plain, reinforced({}, ratio_in(geo, geo_low, geo_high, now))},
+    {"bypass_pg_geo_rs_seq_tis", "verl", plain,
+     reinforced(truncated(seq, 2, now), ratio_in(geo, geo_low, geo_high, now))},
+    {"bypass_pg_geo_rs_token_tis", "verl", plain,
+     reinforced(truncated(token, 2, now), ratio_in(geo, geo_low, geo_high, now))},
+    {"disabled", "verl: figures alone", {}, recomputed()},
     // TRL, vllm_importance_sampling_mode with clip_max 3 and no clip_min, its defaults
-    {"trl-token-truncate", "TRL", {}, detail::parts::recomputed(detail::parts::truncated(correction_level::token, 3))},
-    {"trl-token-mask", "TRL", {}, detail::parts::recomputed(detail::parts::within(correction_level::token, 0, 3, beyond::zero))},
-    {"trl-sequence-truncate", "TRL", {}, detail::parts::recomputed(detail::parts::truncated(detail::parts::seq, 3))},
-    {"trl-sequence-mask", "TRL, its default", {}, detail::parts::recomputed(detail::parts::within(detail::parts::seq, 0, 3, beyond::zero))},
+    {"trl-token-truncate", "TRL", {}, recomputed(truncated(token, 3))},
+    {"trl-token-mask", "TRL", {}, recomputed(within(token, 0, 3, beyond::zero))},
+    {"trl-sequence-truncate", "TRL", {}, recomputed(truncated(seq, 3))},
+    {"trl-sequence-mask", "TRL, its default", {}, recomputed(within(seq, 0, 3, beyond::zero))},
     // slime: --use-tis, and the mismatch helper (mis.py)
-    {"slime-tis", "slime --use-tis, tis_clip 2", {}, detail::parts::recomputed(detail::parts::truncated(correction_level::token, 2))},
-    {"slime-icepop", "slime icepop_function, [0.5, 2]", {}, detail::parts::recomputed(detail::parts::within(correction_level::token, 0.5, 2, beyond::zero))},
-    {"slime-mis-clip", "slime mis.py, token clip [0.5, 2]", {}, detail::parts::recomputed(detail::parts::within(correction_level::token, 0.5, 2, beyond::clamp))},
-    {"slime-mis-mask", "slime mis.py, token mask [0.5, 2]", {}, detail::parts::recomputed(detail::parts::truncated(correction_level::token, detail::no_bound), detail::parts::ratio_in(correction_level::token, 0.5, 2), {}, true)},
-    {"slime-mis", "slime mis.yaml: token truncate 2, veto 1e-4", {}, detail::parts::recomputed(detail::parts::truncated(correction_level::token, 2), detail::parts::veto(1e-4), {}, true)},
-    {"slime-seq-is-rs", "slime 5_seq_is_rs.yaml", {}, detail::parts::recomputed(detail::parts::truncated(detail::parts::seq, 2), detail::parts::ratio_in(detail::parts::seq, 0.5, 2), detail::parts::veto(1e-4), true)},
-    {"slime-geo-rs", "slime 6_geo_rs.yaml", {}, detail::parts::recomputed({}, detail::parts::ratio_in(detail::parts::geo, 0.9999, 1.0001), detail::parts::veto(1e-4), true)},
+    {"slime-tis", "slime --use-tis, tis_clip 2", {}, recomputed(truncated(token, 2))},
+    {"slime-icepop", "slime icepop_function, [0.5, 2]", {}, recomputed(within(token, 0.5, 2, beyond::zero))},
+    {"slime-mis-clip", "slime mis.py, token clip [0.5, 2]", {}, recomputed(within(token, 0.5, 2, beyond::clamp))},
+    {"slime-mis-mask", "slime mis.py, token mask [0.5, 2]", {},
+     recomputed(truncated(token, no_bound), ratio_in(token, 0.5, 2), {}, true)},
+    {"slime-mis", "slime mis.yaml: token truncate 2, veto 1e-4", {},
+     recomputed(truncated(token, 2), veto(1e-4), {}, true)},
+    {"slime-seq-is-rs", "slime 5_seq_is_rs.yaml", {},
+     recomputed(truncated(seq, 2), ratio_in(seq, 0.5, 2), veto(1e-4), true)},
+    {"slime-geo-rs", "slime 6_geo_rs.yaml", {}, recomputed({}, ratio_in(geo, 0.9999, 1.0001), veto(1e-4), true)},
     // AReaL, behav_imp_weight_cap 5
-    {"areal", "AReaL, no cap", {}, detail::parts::recomputed(detail::parts::truncated(correction_level::token, detail::no_bound))},
-    {"areal-mask", "AReaL, cap 5, mask", {}, detail::parts::recomputed(detail::parts::within(correction_level::token, 0, 5, beyond::zero))},
-    {"areal-clamp", "AReaL, cap 5, clamp", {}, detail::parts::recomputed(detail::parts::truncated(correction_level::token, 5))},
+    {"areal", "AReaL, no cap", {}, recomputed(truncated(token, no_bound))},
+    {"areal-mask", "AReaL, cap 5, mask", {}, recomputed(within(token, 0, 5, beyond::zero))},
+    {"areal-clamp", "AReaL, cap 5, clamp", {}, recomputed(truncated(token, 5))},
     // NeMo-RL, truncated_importance_sampling_type
-    {"nemo-is", "NeMo-RL, no truncation", {}, detail::parts::recomputed(detail::parts::truncated(correction_level::token, detail::no_bound))},
-    {"nemo-tis", "NeMo-RL, tis, 2", {}, detail::parts::recomputed(detail::parts::truncated(correction_level::token, 2))},
-    {"nemo-icepop", "NeMo-RL, icepop, [0.5, 5]", {}, detail::parts::recomputed(detail::parts::within(correction_level::token, 0.5, 5, beyond::zero))},
-    {"nemo-seq-mask-tis", "NeMo-RL, seq-mask-tis, [0.999, 1.002]", {}, detail::parts::recomputed(detail::parts::truncated(correction_level::token, detail::no_bound), detail::parts::ratio_in(detail::parts::geo, 0.999, 1.002))},
+    {"nemo-is", "NeMo-RL, no truncation", {}, recomputed(truncated(token, no_bound))},
+    {"nemo-tis", "NeMo-RL, tis, 2", {}, recomputed(truncated(token, 2))},
+    {"nemo-icepop", "NeMo-RL, icepop, [0.5, 5]", {}, recomputed(within(token, 0.5, 5, beyond::zero))},
+    {"nemo-seq-mask-tis", "NeMo-RL, seq-mask-tis, [0.999, 1.002]", {},
+     recomputed(truncated(token, no_bound), ratio_in(geo, 0.999, 1.002))},
     // ms-swift, rollout_importance_sampling_mode, threshold 2: its sequence ratio is the geometric mean
-    {"swift-token-truncate", "ms-swift", {}, detail::parts::recomputed(detail::parts::truncated(correction_level::token, 2))},
-    {"swift-token-mask", "ms-swift", {}, detail::parts::recomputed(detail::parts::within(correction_level::token, 0, 2, beyond::zero))},
-    {"swift-sequence-truncate", "ms-swift", {}, detail::parts::recomputed(detail::parts::truncated(detail::parts::geo, 2))},
-    {"swift-sequence-mask", "ms-swift", {}, detail::parts::recomputed(detail::parts::truncated(correction_level::token, detail::no_bound), detail::parts::ratio_in(detail::parts::geo, 0, 2))},
+    {"swift-token-truncate", "ms-swift", {}, recomputed(truncated(token, 2))},
+    {"swift-token-mask", "ms-swift", {}, recomputed(within(token, 0, 2, beyond::zero))},
+    {"swift-sequence-truncate", "ms-swift", {}, recomputed(truncated(geo, 2))},
+    {"swift-sequence-mask", "ms-swift", {}, recomputed(truncated(token, no_bound), ratio_in(geo, 0, 2))},
     // prime-rl, its default loss (DPPO + KL), and the token and geometric masks of the one before
-    {"prime-rl", "prime-rl, dppo_mask 0.2, kl_tau 1e-3", correction_loss::unclipped_is, detail::parts::dppo(0.2, 0.2, 1e-3)},
-    {"prime-rl-masks", "prime-rl until 2026-03: token [0.125, 8], geometric [0.1, 10]", correction_loss::unclipped_is, detail::parts::bypassed(detail::parts::ratio_in(correction_level::token, 0.125, 8, detail::parts::now), detail::parts::ratio_in(detail::parts::geo, 0.1, 10, detail::parts::now))},
+    {"prime-rl", "prime-rl, dppo_mask 0.2, kl_tau 1e-3", correction_loss::unclipped_is, dppo(0.2, 0.2, 1e-3)},
+    {"prime-rl-masks", "prime-rl until 2026-03: token [0.125, 8], geometric [0.1, 10]", correction_loss::unclipped_is,
+     bypassed(ratio_in(token, 0.125, 8, now), ratio_in(geo, 0.1, 10, now))},
 };
 // clang-format on
+
+} // namespace detail::parts
+
+/// All presets.
+inline constexpr const auto& correction_presets = detail::parts::presets;
 
 namespace detail::parts {
 
