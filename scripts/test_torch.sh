@@ -12,12 +12,12 @@ library=${1:-${OPD_LIBRARY:-$opd_root/build/test/lib/libopd.so}}
 [ -f "$library" ] || opd_die "there is no $library; build libopd with -DOPD_BUILD_LIBRARY=ON and name it"
 venv=${OPD_TORCH_VENV:-$opd_root/build/venv-torch}
 opd_venv "$venv" 'numpy ml_dtypes torch' numpy ml_dtypes torch || exit 0
-for peer in trl liger_kernel transformers; do
+for peer in trl liger_kernel transformers pyarrow; do
     "$venv/bin/python" -c "import importlib.util, sys; sys.exit(importlib.util.find_spec('$peer') is None)" ||
         timeout 300 "$venv/bin/pip" install -q "$peer" || opd_say "SKIPPED $peer: pip cannot install it"
 done
 "$venv/bin/python" -c 'import torch; print("torch", torch.__version__)'
-PYTHON=$venv/bin/python "$opd_root/scripts/test_python.sh" "$library" -v tests.test_torch tests.test_docs tests.test_losses
+PYTHON=$venv/bin/python "$opd_root/scripts/test_python.sh" "$library" -v tests.test_torch tests.test_docs tests.test_losses tests.test_convert
 
 if ! "$venv/bin/python" -c 'import transformers' 2>/dev/null; then
     opd_say "SKIPPED examples/python/distil_hf.py: no transformers"

@@ -63,7 +63,9 @@ class Writer:
             f.write(f'{text},"crc32c":"{self.sum:08x}"}}\n')
 
     def add(self, tokens, ids, log_q):
-        assert ids.shape == log_q.shape == (len(ids), self.k) and len(ids) <= len(tokens)
+        if not (ids.shape == log_q.shape == (len(ids), self.k) and len(ids) <= len(tokens)):
+            raise ValueError(f"sequence {self.total[0] + len(self.rows)}: ids {ids.shape} and log_q {log_q.shape} are not both "
+                             f"(N, {self.k}) with N at most its {len(tokens)} tokens")
         self.rows.append((np.asarray(tokens), ids, log_q))
         if sum(len(i) for _, i, _ in self.rows) * self.k * 6 >= self.shard_bytes:
             self.flush()
