@@ -77,11 +77,14 @@ class Process:
 
 
 class Run:
-    def __init__(self, programs, folder, extra=(), sequences=0):
+    def __init__(self, programs, folder, extra=(), sequences=0, schedule=None):
         self.programs, self.folder, self.extra = programs, folder, list(extra)
+        self.schedule = schedule
+        if schedule is None:
+            self.schedule = ["--sequences", str(sequences), "--batch", str(BATCH), "--tau", str(TAU)]
+            self.schedule += ["--teacher-batch", "4"]
         self.endpoint = f"tcp://127.0.0.1:{free_port()}"
         self.log = open(os.path.join(folder, "log"), "w")
-        self.sequences = sequences
         self.all = {}
 
     def add(self, name, extra=None):
@@ -89,8 +92,7 @@ class Run:
         words = [os.path.join(self.programs, "opd-" + role), "--endpoint", self.endpoint, "--folder", self.folder]
         words += ["--silence", "1"] + (self.extra if extra is None else list(extra))
         if role == "schedule":
-            words += ["--sequences", str(self.sequences), "--batch", str(BATCH), "--tau", str(TAU)]
-            words += ["--teacher-batch", "4"]
+            words += self.schedule
         if number:
             words += ["--number", number]
         self.all[name] = Process(name, words, self.log)
@@ -114,7 +116,8 @@ class Run:
         self.log.close()
 
 
-def check_line(folder):
+def check_line(folder, tau=TAU, hashes=True):
+    """`hashes`: the weights are those of the task that proves what was learnt."""
     with open(os.path.join(folder, "finished")) as f:
         job, consumed, failed = (int(x) for x in f.read().split())
     assert failed == 0, f"{failed} sequences were given up"
@@ -139,10 +142,10 @@ def check_line(folder):
             value = mix(mix(value, sample), scored)
             samples.append(sample)
             largest = max(largest, version - 1 - start)
-        assert value == batch["hash"], f"the weights of version {version} do not follow from those before"
+        assert not hashes or value == batch["hash"], f"the weights of version {version} do not follow from those before"
     assert len(samples) == consumed, f"{consumed} consumed, {len(samples)} learnt from"
     assert sorted(samples) == list(range(consumed)), "a sequence was learnt from twice, or never"
-    assert largest <= TAU, f"a sequence was {largest} versions old"
+    assert largest <= tau, f"a sequence was {largest} versions old"
     return len(batches), consumed, largest
 
 

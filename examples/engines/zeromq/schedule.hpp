@@ -103,27 +103,38 @@ struct schedule_options {
     std::int64_t depth = 2;
     double deadline = 60;
     int attempts = 3;
+    std::string config; // of the trainer
 
     explicit schedule_options(CLI::App& app) {
         settings.batch = 16, settings.sequences = 1600, settings.teacher_batch = 8;
         std::vector<std::string> policies;
         for (const sched::staleness_policy p : sched::staleness_policies()) policies.emplace_back(name_of(p));
-        app.add_option("--batch", settings.batch, "Sequences a step")->capture_default_str();
-        app.add_option("--sequences", settings.sequences, "Of the run")->capture_default_str();
+        CLI::Option* const all = app.add_option(
+            "--config", config, "Settings of opd-train, whose schedule this is; its own deadlines, where it has some");
+        app.add_option("--batch", settings.batch, "Sequences a step")->capture_default_str()->excludes(all);
+        app.add_option("--sequences", settings.sequences, "Of the run")->capture_default_str()->excludes(all);
         app.add_option("--teacher-batch", settings.teacher_batch, "Sequences a call of a teacher")
-            ->capture_default_str();
-        app.add_option("--schedule", kind)->capture_default_str()->check(CLI::IsMember({"sync", "step_off", "async"}));
-        app.add_option("--tau", depth, "Largest lag of async; the k of step_off")->capture_default_str();
-        app.add_option("--policy", policy, "Of async")->capture_default_str()->check(CLI::IsMember(policies));
+            ->capture_default_str()
+            ->excludes(all);
+        app.add_option("--schedule", kind)
+            ->capture_default_str()
+            ->check(CLI::IsMember({"sync", "step_off", "async"}))
+            ->excludes(all);
+        app.add_option("--tau", depth, "Largest lag of async; the k of step_off")->capture_default_str()->excludes(all);
+        app.add_option("--policy", policy, "Of async")
+            ->capture_default_str()
+            ->check(CLI::IsMember(policies))
+            ->excludes(all);
         app.add_option("--deadline", deadline,
                        "Seconds of a call, an attempt: for a stage that hangs; processes that die are silent")
             ->capture_default_str();
-        app.add_option("--attempts", attempts, "At a sequence, a batch")->capture_default_str();
+        app.add_option("--attempts", attempts, "At a sequence, a batch; under --config at a batch")->capture_default_str();
     }
     /// Once the command line is read.
     sched::settings of() const {
-        sched::settings s = settings;
-        if (kind == "sync") {
+        sched::settings s = config.empty() ? settings : trainer_schedule(config);
+        if (!config.empty()) {
+        } else if (kind == "sync") {
             s.schedule = sched::sync{};
         } else if (kind == "step_off") {
             s.schedule = sched::step_off{depth};
@@ -133,8 +144,11 @@ struct schedule_options {
                 if (policy == name_of(p)) how.policy = p;
             s.schedule = how;
         }
-        s.rollout_deadline = s.abort_deadline = s.teacher_deadline = s.learner_deadline = s.sync_deadline = deadline;
-        s.rollout_attempts = s.teacher_attempts = s.learner_attempts = attempts;
+        for (double* const d :
+             {&s.rollout_deadline, &s.abort_deadline, &s.teacher_deadline, &s.learner_deadline, &s.sync_deadline})
+            if (*d == 0) *d = deadline;
+        s.learner_attempts = attempts;
+        if (config.empty()) s.rollout_attempts = s.teacher_attempts = attempts;
         s.most_workers = 4096, s.most_slots = 4096;
         return s;
     }

@@ -8,9 +8,10 @@
 // A run's folder, on a file system that all processes see:
 //   weights/<job>                 what a train call published, one file: the hash, what it was made of
 //   payload/<sample>/r<attempt>, payload/<sample>/s<attempt>    a response, a score; the scheduler sees names
+//   line/<job>                    what the weights were made of; stays
 // Each is written under another name and renamed, so a process that dies leaves nothing half written. The learner
-// removes payloads and weights once the scheduler says that nobody needs them; of weights that were removed
-// `line/<job>` has what they were made of.
+// removes payloads and weights once the scheduler says that nobody needs them. The trainer's stages
+// (trainer_stages.hpp) keep the same folder.
 #pragma once
 
 #include <algorithm>
@@ -172,42 +173,32 @@ private:
     double quantum_;
 };
 
-class learner_stage {
+/// What the learner writes of its weights, and removes once nobody needs it.
+class published {
 public:
-    /// `keep_from`: see remote_worker.
-    learner_stage(run_folder folder, double quantum, const std::atomic<std::uint64_t>& keep_from)
-        : folder_(std::move(folder)), quantum_(quantum), keep_from_(keep_from) {}
-    opd::index_t train(std::span<const sched::sequence_view<payload_ref, payload_ref>> batch,
-                       const sched::train_call& call, std::stop_token) {
-        forget(keep_from_);
-        if (quantum_ > 0) std::this_thread::sleep_for(std::chrono::duration<double>(quantum_));
-        std::uint64_t hash = folder_.weights_hash(call.from.job);
-        std::ostringstream made;
-        for (std::size_t i = 0; i < batch.size(); ++i) {
-            const auto& v = batch[i];
-            std::istringstream response(folder_.get(*v.rolled, i)), score(folder_.get(*v.scored, i));
-            std::uint64_t version = 0, token = 0, tokens = 7, scored = 0;
-            while (response >> version >> token) tokens = mix(tokens, token);
-            if (!(score >> scored) || scored != tokens) throw std::runtime_error("a score is of another response");
-            hash = mix(mix(hash, v.ticket.sample), scored);
-            made << "sequence " << v.ticket.sample << ' ' << v.start << ' ' << scored << '\n';
-        }
-        const sched::weights w = call.makes();
-        const std::string text = "hash " + std::to_string(hash) + "\nversion " + std::to_string(w.version) + "\nfrom " +
-                                 std::to_string(call.from.job) + '\n' + made.str();
-        folder_.write("line/" + std::to_string(w.job), text);
-        folder_.write("weights/" + std::to_string(w.job), text);
-        return 1;
+    /// `keep_from`: see remote_worker. `kinds`: folders that have a file a job.
+    published(run_folder folder, const std::atomic<std::uint64_t>& keep_from, std::vector<std::string> kinds)
+        : folder_(std::move(folder)), keep_from_(keep_from), kinds_(std::move(kinds)) {
+        for (const std::string& kind : kinds_) std::filesystem::create_directories(folder_.root() / kind);
     }
+    const run_folder& folder() const { return folder_; }
 
-private:
+    /// What the call's weights were made of, a line a fact: `hash` of them, `sequence SAMPLE START SCORE` of each.
+    std::string line(const sched::train_call& call, std::uint64_t hash, const std::string& sequences) const {
+        const sched::weights w = call.makes();
+        std::string text = "hash " + std::to_string(hash) + "\nversion " + std::to_string(w.version) + "\nfrom " +
+                           std::to_string(call.from.job) + '\n' + sequences;
+        folder_.write("line/" + std::to_string(w.job), text);
+        return text;
+    }
     // Along the line of the weights that are kept, what they were made of is learnt from, whatever happens to the
     // scheduler. Weights beside the line were published by calls that nobody waited for: their sequences may still be
     // wanted.
-    void forget(std::uint64_t keep_from) {
+    void forget() {
+        const std::uint64_t keep_from = keep_from_;
         if (keep_from == forgotten_) return;
         for (std::uint64_t job = forgotten_ = keep_from; job != 0 && holds(job);) {
-            std::istringstream in(folder_.read("weights/" + std::to_string(job)));
+            std::istringstream in(folder_.read("line/" + std::to_string(job)));
             std::uint64_t from = 0, number = 0;
             std::string word;
             for (std::string line; std::getline(in, line);) {
@@ -219,20 +210,52 @@ private:
             }
             job = from;
         }
-        for (const auto& entry : std::filesystem::directory_iterator(folder_.root() / "weights")) {
-            const std::string name = entry.path().filename();
-            if (name.find_first_not_of("0123456789") == std::string::npos && std::stoull(name) < keep_from)
-                std::filesystem::remove(entry.path());
-        }
+        for (const std::string& kind : kinds_)
+            for (const auto& entry : std::filesystem::directory_iterator(folder_.root() / kind)) {
+                const std::string name = entry.path().filename();
+                if (name.find_first_not_of("0123456789") == std::string::npos && std::stoull(name) < keep_from)
+                    std::filesystem::remove(entry.path());
+            }
     }
+
+private:
     bool holds(std::uint64_t job) const {
         return std::filesystem::exists(folder_.root() / "weights" / std::to_string(job));
     }
 
     run_folder folder_;
-    double quantum_;
     const std::atomic<std::uint64_t>& keep_from_;
+    std::vector<std::string> kinds_;
     std::uint64_t forgotten_ = 0;
+};
+
+class learner_stage {
+public:
+    learner_stage(run_folder folder, double quantum, const std::atomic<std::uint64_t>& keep_from)
+        : files_(std::move(folder), keep_from, {"weights"}), quantum_(quantum) {}
+    opd::index_t train(std::span<const sched::sequence_view<payload_ref, payload_ref>> batch,
+                       const sched::train_call& call, std::stop_token) {
+        files_.forget();
+        if (quantum_ > 0) std::this_thread::sleep_for(std::chrono::duration<double>(quantum_));
+        const run_folder& folder = files_.folder();
+        std::uint64_t hash = folder.weights_hash(call.from.job);
+        std::ostringstream made;
+        for (std::size_t i = 0; i < batch.size(); ++i) {
+            const auto& v = batch[i];
+            std::istringstream response(folder.get(*v.rolled, i)), score(folder.get(*v.scored, i));
+            std::uint64_t version = 0, token = 0, tokens = 7, scored = 0;
+            while (response >> version >> token) tokens = mix(tokens, token);
+            if (!(score >> scored) || scored != tokens) throw std::runtime_error("a score is of another response");
+            hash = mix(mix(hash, v.ticket.sample), scored);
+            made << "sequence " << v.ticket.sample << ' ' << v.start << ' ' << scored << '\n';
+        }
+        folder.write("weights/" + std::to_string(call.job), files_.line(call, hash, made.str()));
+        return 1;
+    }
+
+private:
+    published files_;
+    double quantum_;
 };
 
 } // namespace engine

@@ -26,6 +26,7 @@
 #include "opd/sched/remote_worker.hpp"
 #include "opd/sched/worker_loop.hpp"
 #include "task.hpp"
+#include "trainer_stages.hpp"
 #include "wire.hpp"
 
 namespace engine {
@@ -174,14 +175,31 @@ inline int run_worker(sched::stage s, int count, char** words) {
         app.add_option("--slots", slots, "Sequences at a time")->capture_default_str()->check(CLI::PositiveNumber);
     }
     app.add_option("--folder", folder, "Shared by all processes: payloads, weights")->capture_default_str();
-    app.add_option("--quantum", quantum, "Seconds of a step, a call: what a real stage would compute")
-        ->capture_default_str()
-        ->check(CLI::NonNegativeNumber);
+    CLI::Option* const pace =
+        app.add_option("--quantum", quantum, "Seconds of a step, a call: what a real stage would compute")
+            ->capture_default_str()
+            ->check(CLI::NonNegativeNumber);
+    std::string config, checkpoint;
+    CLI::Option* const trained =
+        app.add_option("--config", config,
+                       "Settings of opd-train, with run.start_from: the trainer's stages in place of a hash. "
+                       "All processes of a run have the same")
+            ->excludes(pace);
+    if (s == sched::stage::learner)
+        app.add_option("--write-student", checkpoint,
+                       "Write what a finished run has learnt as a checkpoint of opd-train, and end")
+            ->needs(trained);
     CLI11_PARSE(app, count, words)
     try {
         c.check();
+        if (!checkpoint.empty()) {
+            write_student(config, run_folder(folder), checkpoint);
+            return 0;
+        }
         return serve(s, number, slots, c, [&](channel& between, const std::atomic<std::uint64_t>& keep_from) {
-            if (s == sched::stage::rollout) {
+            if (!config.empty()) {
+                run_trainer_stage(s, config, run_folder(folder), number, slots, between, keep_from);
+            } else if (s == sched::stage::rollout) {
                 sched::rollout_actor<rollout_stage, payload_ref> actor(
                     std::make_shared<rollout_stage>(run_folder(folder), quantum), number);
                 run_rollout(actor, between);
