@@ -84,6 +84,7 @@ reply any_reply() {
     for (std::size_t i = 0; i < r.tickets.size(); ++i) r.scores.push_back(any_score());
     if (any<bool>()) r.failed = std::make_exception_ptr(std::runtime_error("it threw " + std::to_string(any<int>())));
     r.of_hook = any<bool>(), r.spared = any<bool>();
+    r.drawn = some(+[] { return std::pair(any_ticket(), any<std::int64_t>()); });
     return r;
 }
 snapshot any_snapshot() {
@@ -142,7 +143,7 @@ bool same(const reply& a, const reply& b) {
                                               y.job, y.count, y.elasticity) &&
            same(a.sequence, b.sequence) && same(a.prefixes, b.prefixes) && a.tickets == b.tickets &&
            same(a.scores, b.scores) && text_of(a.failed) == text_of(b.failed) && a.of_hook == b.of_hook &&
-           a.spared == b.spared;
+           a.spared == b.spared && a.drawn == b.drawn;
 }
 bool same(const snapshot& a, const snapshot& b) {
     return a.weights == b.weights && a.scheduler == b.scheduler && same(a.sequences, b.sequences);

@@ -26,6 +26,7 @@ TEST_CASE("worlds of remote workers end, and nothing is lost or learnt from twic
     const std::uint64_t first = number_from("OPD_WORLD", 0),
                         last = one ? first + 1 : number_from("OPD_WORLDS", 2000 / worlds_share);
     remote_counts met;
+    token_totals tokens;
     std::uint64_t crashes = 0, frames = 0, processes = 0;
     for (std::uint64_t seed = first; seed < last; ++seed) {
         INFO("OPD_WORLD=" << seed);
@@ -35,6 +36,9 @@ TEST_CASE("worlds of remote workers end, and nothing is lost or learnt from twic
             remote_world w(seed, remote_faults_of(seed));
             w.run();
             c = w.crashes(), f = w.frames(), n = w.deaths(), t = w.totals();
+            publications::require(w.tokens().outstanding == 0 && w.tokens().busy_seconds > 0,
+                                  "the run is over, and tokens are outstanding, or nobody was busy");
+            tokens = tokens.then(w.tokens());
         });
         REQUIRE(wrong == "");
         crashes += c, frames += f, processes += n;
@@ -44,10 +48,12 @@ TEST_CASE("worlds of remote workers end, and nothing is lost or learnt from twic
     MESSAGE(frames << " frames, " << processes << " processes, " << met.sessions << " sessions, " << crashes
                    << " deaths of the scheduler; " << met.silent << " silent, " << met.overdue << " overdue, "
                    << met.replaced << " replaced; frames: " << met.broken << " broken, " << met.stale << " stale, "
-                   << met.repeated << " repeated; " << met.late << " late replies");
+                   << met.repeated << " repeated; " << met.late << " late replies; tokens: " << tokens.learnt
+                   << " learnt, " << tokens.discarded << " discarded, " << tokens.lost << " lost, "
+                   << tokens.idle_seconds << " s idle");
     if (last - first < 100) return;
     for (const std::int64_t n : {met.silent, met.overdue, met.replaced, met.broken, met.stale, met.repeated,
-                                 static_cast<std::int64_t>(crashes)})
+                                 static_cast<std::int64_t>(crashes), tokens.discarded, tokens.lost})
         CHECK(n > 5);
 }
 

@@ -187,6 +187,23 @@ TEST_CASE("too old, stopped, or there before the ledger") {
     CHECK(h.figures() == is{15, 0, 0, 0, 15, 0, 0});
 }
 
+TEST_CASE("a run that goes on in another process: one ledger of both") {
+    const token_totals first{
+        .generated = 10, .learnt = 4, .discarded = 1, .lost = 2, .outstanding = 3, .busy_seconds = 5};
+    const token_totals second{
+        .generated = 6, .brought = 2, .learnt = 7, .outstanding = 1, .regenerated = 0, .busy_seconds = 1};
+    CHECK(balanced(first));
+    CHECK(balanced(second));
+    const token_totals both = first.then(second);
+    CHECK(balanced(both));
+    CHECK(both.generated == 16);
+    CHECK(both.brought == 0);
+    CHECK(both.learnt == 11);
+    CHECK(both.lost == 3); // one of three was not there any more
+    CHECK(both.outstanding == 1);
+    CHECK(both.busy_seconds == 6);
+}
+
 TEST_CASE("idle time in tokens") {
     token_ledger l;
     CHECK_FALSE(l.totals().idle_tokens());

@@ -23,6 +23,7 @@
 #include <string>
 #include <vector>
 
+#include "opd/sched/meters/token_ledger.hpp"
 #include "opd/sched/remote_driver.hpp"
 #include "opd/sched/remote_worker.hpp"
 #include "support/world.hpp"
@@ -94,9 +95,11 @@ public:
         using kind = remote_command::kind;
         if (c.what == kind::begin) {
             life_ = c.life;
+            remote_reply up{.what = event::up(stage_, number_, c.slots).of_life(life_)};
+            for (const auto& [l, r] : lanes_) up.drawn.emplace_back(r.what, r.had + static_cast<std::int64_t>(l % 3));
             lanes_.clear(), due_.clear();
             installed_ = false;
-            out.push_back({.what = event::up(stage_, number_, c.slots).of_life(life_)});
+            out.push_back(std::move(up));
             return;
         }
         if (c.life != life_ || c.what == kind::halt) return;
@@ -118,8 +121,8 @@ public:
             break;
         case kind::abort:
             if (!runs) break;
+            out.push_back({.what = event::aborted(c.ticket), .drawn = {{c.ticket, lane->second.had + 1}}});
             lanes_.erase(lane);
-            out.push_back({.what = event::aborted(c.ticket)});
             break;
         case kind::park:
             if (runs) tell(event::parked(c.ticket, {}), 2, out);
@@ -337,6 +340,7 @@ public:
     }
     const std::vector<std::string>& log() const { return log_; }
     const remote_counts& totals() const { return totals_; }
+    token_totals tokens() const { return hooks_.tokens(); }
     const counters& scheduler_totals() const { return driver_->scheduler().totals(); }
     std::uint64_t crashes() const { return epoch_ - 1; }
     std::uint64_t frames() const { return number_; }
@@ -351,9 +355,32 @@ private:
         std::function<void(std::string)> send_on;
         void send(std::string f) { send_on(std::move(f)); }
     };
-    struct run_hooks {
+    // An observer, too: of where tokens end, and of who is there and busy.
+    struct run_hooks : token_ledger {
         remote_world* world = nullptr;
-        void took(const event& e, double now, const actions& a) {
+        token_totals before;                                              // of the scheduler's processes that died
+        std::map<std::pair<sched::stage, std::int32_t>, bool> there = {}; // busy?
+        token_totals tokens() const { return before.then(totals()); }
+        void up(sched::stage s, std::int32_t w, double t) {
+            publications::require(there.emplace(std::pair(s, w), false).second, "a worker is there twice");
+            token_ledger::up(s, w, t);
+        }
+        void down(sched::stage s, std::int32_t w, double t) {
+            publications::require(there.erase({s, w}) == 1, "a worker goes that is not there");
+            token_ledger::down(s, w, t);
+        }
+        void begin(sched::stage s, std::int32_t w, double t, activity a) {
+            publications::require(!std::exchange(there.at({s, w}), true), "a worker becomes busy twice");
+            token_ledger::begin(s, w, t, a);
+        }
+        void end(sched::stage s, std::int32_t w, double t, activity a) {
+            publications::require(std::exchange(there.at({s, w}), false), "a worker that is idle becomes so");
+            token_ledger::end(s, w, t, a);
+        }
+        void took(const sched::event& e, double now, const actions& a) {
+            const token_totals t = tokens();
+            publications::require(t.brought + t.generated == t.learnt + t.discarded + t.lost + t.outstanding,
+                                  "a token is in no figure, or in two");
             world->log_.push_back(line_of(e, now, a));
             if (world->driver_) world->driver_->scheduler().check_invariants();
         }
@@ -365,6 +392,7 @@ private:
             out(s);
             world->saved_ = std::move(out.bytes);
             world->saved_consumed_ = world->kept_.consumed;
+            world->saved_tokens_ = tokens();
         }
     };
     using driver = remote_driver<remote_drawn, remote_score, to_workers, run_hooks>;
@@ -510,6 +538,9 @@ private:
         }
         if (driver_ && happens(faults_.scheduler_death)) {
             take_counts();
+            hooks_.before = saved_tokens_;
+            static_cast<token_ledger&>(hooks_) = {};
+            hooks_.there.clear();
             driver_.reset();
             back_ = now_ + dice_.in(0.1, 20);
         }
@@ -544,6 +575,7 @@ private:
     consumption kept_;
     std::string saved_;
     std::set<sample_t> saved_consumed_;
+    token_totals saved_tokens_;
     std::vector<std::string> log_;
     remote_counts totals_;
     to_workers transport_;

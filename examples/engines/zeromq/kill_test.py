@@ -5,15 +5,18 @@
 kill_test.py --programs FOLDER             about ten kills, a few seconds
 kill_test.py --programs FOLDER --full      a thousand
 kill_test.py --programs FOLDER --keys      no kills: who has no key is not let in; without keys, loopback alone
+kill_test.py --programs FOLDER --ledger    none: tokens that rules discard and faults lose are in the run's ledger
 
 The scheduler, three rollout workers, two teachers and the learner run under a supervisor that starts again what dies,
 as systemd or Slurm would. All of them are killed with -9, stopped for a while (SIGSTOP), a fourth rollout worker
 joins and leaves, and files of responses and scores are removed. Then the run is closed, and must end by itself. What
 is checked, from the files alone: along the line of weights that ends in the last, each hash follows from the one
 before and from what the batch was, every sequence was learnt from exactly once, none was given up, and none was staler
-than tau.
+than tau. The ledger has each token in one figure, and one process decides on the recorded events what the scheduler's
+processes decided.
 """
 import argparse
+import json
 import os
 import random
 import shutil
@@ -92,7 +95,7 @@ class Run:
         words = [os.path.join(self.programs, "opd-" + role), "--endpoint", self.endpoint, "--folder", self.folder]
         words += ["--silence", "1"] + (self.extra if extra is None else list(extra))
         if role == "schedule":
-            words += self.schedule
+            words += self.schedule + ["--record"]
         if number:
             words += ["--number", number]
         self.all[name] = Process(name, words, self.log)
@@ -107,6 +110,21 @@ class Run:
                 return True
             time.sleep(0.01)
         return False
+
+    def replay(self):
+        """Decides in one process what the scheduler's processes decided on the same events, and compares."""
+        words = [os.path.join(self.programs, "opd-schedule"), "--folder", self.folder, "--replay"]
+        done = subprocess.run(words + self.extra + self.schedule, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        return done.stdout.strip()
+
+    def ledger(self):
+        """Where the tokens went: each in one figure."""
+        with open(os.path.join(self.folder, "ledger.json")) as f:
+            t = json.load(f)
+        ends = t["learnt"] + t["discarded"] + t["lost"] + t["outstanding"]
+        assert t["brought"] + t["generated"] == ends, f"a token is in no figure, or in two: {t}"
+        return t
 
     def end(self):
         for p in self.all.values():
@@ -197,10 +215,40 @@ def kills(programs, folder, count, seed):
     finally:
         run.end()
     steps, consumed, largest = check_line(folder)
+    tokens = run.ledger()
+    assert tokens["learnt"] == sum(1 + s % 7 for s in range(consumed)), tokens
+    assert tokens["lost"] > 0 or count < 100, tokens
+    print(run.replay())
     print(f"{count} kills ({', '.join(f'{v} {k}' for k, v in killed.items())}), {stopped} stops, {joined} joins,")
     print(f"{lost} payloads removed:")
     print(f"{steps} steps, {consumed} sequences, each learnt from once along the line, lag at most {largest}")
     assert steps >= max(5, count // 20), "too little was learnt for the kills to have met anything"
+
+
+def ledger(programs, folder):
+    """What a slow worker draws gets too old, and begins anew; responses and scores are removed."""
+    dice = random.Random(1)
+    schedule = ["--sequences", "800", "--batch", str(BATCH), "--tau", "1", "--policy", "retry"]
+    run = Run(programs, folder, schedule=schedule)
+    try:
+        for name in ("schedule", "rollout 0", "teacher 0", "learn"):
+            run.add(name)
+        run.add("rollout 1", ["--quantum", "0.1"])
+        removed = 0
+        while removed < 40:
+            assert not run.watch(time.monotonic() + 0.02), "the run was over too soon for the test"
+            removed += lose(folder, dice)
+        assert run.watch(time.monotonic() + 120), "the run does not end"
+    finally:
+        run.end()
+    steps, consumed, _ = check_line(folder, tau=1)
+    tokens = run.ledger()
+    assert consumed == 800 and tokens["outstanding"] == 0, tokens
+    assert tokens["learnt"] == sum(1 + s % 7 for s in range(consumed)), tokens
+    for end in ("discarded", "lost", "regenerated", "idle_seconds", "busy_seconds"):
+        assert tokens[end] > 0, f"{end}: {tokens}"
+    with open(os.path.join(folder, "ledger")) as f:
+        print(f.read() + run.replay())
 
 
 def keys(programs, folder):
@@ -239,12 +287,15 @@ def main():
     parser.add_argument("--full", action="store_true", help="a thousand kills")
     parser.add_argument("--kills", type=int, help="that many")
     parser.add_argument("--keys", action="store_true", help="only what concerns keys")
+    parser.add_argument("--ledger", action="store_true", help="only what concerns the ledger")
     parser.add_argument("--seed", type=int, default=1)
     how = parser.parse_args()
     folder = tempfile.mkdtemp(prefix="opd-zeromq-")
     try:
         if how.keys:
             keys(how.programs, folder)
+        elif how.ledger:
+            ledger(how.programs, folder)
         else:
             kills(how.programs, folder, how.kills or (1000 if how.full else 10), how.seed)
     except BaseException:

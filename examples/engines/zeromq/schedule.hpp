@@ -3,13 +3,23 @@
 // The scheduler's process: the remote driver over a ROUTER socket. Its state is one file, written anew after steps; a
 // process that finds one goes on from it. SIGTERM ends it there and then, SIGUSR1 lets nothing more begin, so that the
 // run ends when what is outstanding is learnt from.
+//
+//   schedule.state         epoch, run_snapshot, token_totals
+//   ledger.json, ledger    at the end: where the tokens of the whole run went, for programs and for people. What a
+//                          process that died was told after its last state is in no figure
+//   record/<epoch>         with --record: the machine as the process began with it, then every event and what it led to
+//                          (record.hpp)
 #pragma once
 
 #include <fcntl.h>
 #include <sys/file.h>
 #include <sys/resource.h>
 
+#include "describe_json.hpp"
+#include "ledger_table.hpp"
+#include "opd/sched/meters/token_ledger.hpp"
 #include "opd/sched/remote_driver.hpp"
+#include "record.hpp"
 #include "workers.hpp"
 
 namespace engine {
@@ -37,17 +47,22 @@ public:
     state_file& operator=(const state_file&) = delete;
 
     bool there() const { return std::filesystem::exists(path_); }
-    void read(std::uint64_t& epoch, run_state& state) const {
+    void read(std::uint64_t& epoch, run_state& state, sched::token_totals& tokens) const {
         std::ifstream in(path_, std::ios::binary);
         std::ostringstream bytes;
         bytes << in.rdbuf();
         const std::string sealed = std::move(bytes).str();
         sched::archive_reader from(sched::unseal(sealed));
-        from(epoch, state);
+        from(epoch, state, tokens);
     }
-    void write(std::uint64_t epoch, const run_state& state) const {
+    void tell(const sched::token_totals& tokens) const {
+        const run_folder folder(path_.parent_path());
+        folder.write("ledger.json", examples::described(tokens).dump() + '\n');
+        folder.write("ledger", examples::ledger_table({{"run", tokens}}));
+    }
+    void write(std::uint64_t epoch, const run_state& state, const sched::token_totals& tokens) const {
         sched::archive_writer out;
-        out(epoch, state);
+        out(epoch, state, tokens);
         const std::string sealed = sched::seal(std::move(out.bytes)), half = path_.string() + ".new";
         const int file = ::open(half.c_str(), O_CREAT | O_TRUNC | O_WRONLY | O_CLOEXEC, 0644);
         bool whole = file >= 0;
@@ -67,8 +82,12 @@ private:
     int lock_ = -1;
 };
 
-struct schedule_hooks {
-    const state_file* file = nullptr; ///< null: nothing is kept
+/// What the driver tells: as an observer to the ledger, which is one.
+struct schedule_hooks : sched::token_ledger {
+    const state_file* file = nullptr;  ///< null: nothing is kept
+    decision_record* record = nullptr; ///< likewise
+    bool resumed = false;
+    sched::token_totals before; ///< of the processes before this one, where it goes on
     std::uint64_t epoch = 0;
     bool talks = true;
     double largest_lag = 0;
@@ -78,8 +97,16 @@ struct schedule_hooks {
     std::int64_t consumed_first = 0;
     bool broken = false;
 
-    void save(const run_state& s) const {
-        if (file) file->write(epoch, s);
+    sched::token_totals tokens() {
+        observe(now());
+        return resumed ? before.then(totals()) : totals();
+    }
+    void save(const run_state& s) {
+        file->write(epoch, s, tokens()); // save() is asked for where a file is kept
+        if (record) record->saved(s.scheduler);
+    }
+    void took(const sched::event& e, double time, const sched::actions& out) const {
+        if (record) record->took(e, time, out);
     }
     void step(const sched::action& a, std::span<const sched::consumed_sequence> all, const auto&) {
         for (const sched::consumed_sequence& c : all) {
@@ -128,7 +155,8 @@ struct schedule_options {
         app.add_option("--deadline", deadline,
                        "Seconds of a call, an attempt: for a stage that hangs; processes that die are silent")
             ->capture_default_str();
-        app.add_option("--attempts", attempts, "At a sequence, a batch; under --config at a batch")->capture_default_str();
+        app.add_option("--attempts", attempts, "At a sequence, a batch; under --config at a batch")
+            ->capture_default_str();
     }
     /// Once the command line is read.
     sched::settings of() const {
@@ -172,6 +200,10 @@ inline int run_schedule(int count, char** words) try {
     app.add_option("--save-every", c.options.save_every, "Steps between two states on disk; 0: nothing is kept")
         ->default_val(1);
     app.add_option("--gather", gather, "Seconds: what comes within them is answered together")->capture_default_str();
+    bool records = false, replays = false;
+    app.add_flag("--record", records, "Keep every event and decision, for --replay");
+    app.add_flag("--replay", replays,
+                 "Decide again in one process what was recorded, by the same settings, and compare");
     app.add_option("--make-keys", keys_to_make, "Write keys into this folder, and end");
     CLI11_PARSE(app, count, words)
     if (!keys_to_make.empty()) {
@@ -181,6 +213,19 @@ inline int run_schedule(int count, char** words) try {
     c.check();
     const sched::settings how = told.of();
     const bool keeps = c.options.save_every > 0;
+    if (records && !keeps) throw std::invalid_argument("--record needs --save-every");
+    const std::filesystem::path recorded = std::filesystem::path(folder) / "record";
+    if (replays) {
+        replayed all;
+        int processes = 0;
+        for (const auto& entry : std::filesystem::directory_iterator(recorded)) {
+            const replayed r = replay(entry.path(), how);
+            all.events += r.events, all.actions += r.actions, ++processes;
+        }
+        std::printf("replayed %d processes, %lld events, %lld actions: the same\n", processes,
+                    static_cast<long long>(all.events), static_cast<long long>(all.actions));
+        return 0;
+    }
     on_signals();
 
     const state_file file(folder);
@@ -189,12 +234,17 @@ inline int run_schedule(int count, char** words) try {
     hooks.promised = promised_lag(how);
     run_state state;
     const bool resumes = keeps && file.there();
-    if (resumes) file.read(hooks.epoch, state);
+    hooks.resumed = resumes;
+    if (resumes) file.read(hooks.epoch, state, hooks.before);
     // Higher than every epoch before: after the last one, and by the clock where the state was thrown away.
     hooks.epoch =
         std::max(hooks.epoch + 1, static_cast<std::uint64_t>(std::chrono::duration_cast<std::chrono::seconds>(
                                                                  std::chrono::system_clock::now().time_since_epoch())
                                                                  .count()));
+
+    std::unique_ptr<decision_record> record;
+    if (records) record = std::make_unique<decision_record>(recorded / std::to_string(hooks.epoch));
+    hooks.record = record.get();
 
     zmq::context_t context(1);
     std::unique_ptr<gate> door;
@@ -234,6 +284,8 @@ inline int run_schedule(int count, char** words) try {
                     static_cast<long long>(n.replaced), static_cast<long long>(n.overdue),
                     static_cast<long long>(n.refused), static_cast<long long>(n.broken),
                     static_cast<long long>(n.stale), static_cast<long long>(n.repeated));
+        std::fputs(examples::ledger_table({{"run", hooks.tokens()}}).c_str(), stdout);
+        if (keeps) file.tell(hooks.tokens());
         if (sequences > 0 && hooks.last > hooks.first)
             std::printf("%.0f sequences/s, %.2f us of CPU a sequence in this process\n",
                         sequences / (hooks.last - hooks.first), 1e6 * (hooks.cpu_last - hooks.cpu_first) / sequences);

@@ -114,6 +114,10 @@ public:
         version_ = w.version;
     }
     opd::index_t running() const { return static_cast<opd::index_t>(lanes_.size()); }
+    std::int64_t drawn(const sched::ticket& t) const {
+        const auto it = lanes_.find(t.lane);
+        return it != lanes_.end() && it->second.what == t ? static_cast<std::int64_t>(it->second.tokens.size()) : 0;
+    }
     void step(std::vector<sched::finished_rollout<payload_ref>>& out, std::stop_token) {
         if (quantum_ > 0) std::this_thread::sleep_for(std::chrono::duration<double>(quantum_));
         for (auto it = lanes_.begin(); it != lanes_.end();) {

@@ -76,6 +76,8 @@ def engine(how, folder, name, config, rollouts, kill=()):
         )
     finally:
         run.end()
+    run.ledger()
+    print(run.replay())
     student = os.path.join(folder, name + "-student")
     words = [os.path.join(how.programs, "opd-learn"), "--config", config, "--folder", of]
     subprocess.run(words + ["--write-student", os.path.join(student, "checkpoints", "latest.ckpt")], check=True)

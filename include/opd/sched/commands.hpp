@@ -61,13 +61,13 @@ struct worker_reply {
     std::exception_ptr failed = {}; ///< what the stage threw
     bool of_hook = false;           ///< which threw it
     bool spared = false;            ///< it has no spare work left
-    /// Tokens of attempts that it let go of: for an observer in this process, and in no message.
+    /// Tokens of attempts that it let go of: for an observer.
     std::vector<std::pair<sched::ticket, std::int64_t>> drawn = {};
 
-    /// All but `drawn`; of `failed` the text.
+    /// All of it; of `failed` the text.
     template <class A>
     void fields(A& a) {
-        a(what, prefixes, tickets, lost, of_hook, spared);
+        a(what, prefixes, tickets, lost, of_hook, spared, drawn);
         detail::pointer_fields(a, sequence);
         detail::list_fields(a, scores, [&](auto& p) { detail::pointer_fields(a, p); });
         detail::exception_fields(a, failed);

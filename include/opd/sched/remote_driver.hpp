@@ -24,6 +24,8 @@
 //     failed(const action&)                            this sequence was given up
 //     took(const event&, double now, const actions&)   the scheduler has taken an event
 //     said(stage, worker, const std::string&)          what a stage threw, why a worker was refused
+//     up, down, begin, end, event, drawn               of an observer (observer.hpp). A worker is busy while it was asked
+//                                                      for something, for all that is known here
 //
 // The scheduler's process may die at any time: make a driver from the last snapshot saved, with a higher epoch. Nothing
 // is sent before that snapshot is written, and publications are needed as long as it names them, so the learner is told
@@ -56,6 +58,7 @@
 #include <vector>
 
 #include "opd/sched/dispatcher.hpp"
+#include "opd/sched/observer.hpp"
 #include "opd/sched/remote_link.hpp"
 
 namespace opd::sched {
@@ -211,8 +214,10 @@ private:
         bool alive = false;      // in that session
         double heard = 0, ended = 0;
         remote_link link;
-        std::vector<ticket> lanes; // what was started on each
-        std::vector<call> calls;   // of a teacher or the learner, not answered
+        std::vector<ticket> lanes;       // what was started on each
+        index_t running = 0;             // on how many of them something was
+        std::vector<call> calls;         // of a teacher or the learner, not answered
+        bool seen = false, busy = false; // as an observer was told
     };
 
     remote_driver(Scheduler s, const remote_options& options, std::uint64_t epoch, Transport& transport, Hooks& hooks)
@@ -327,6 +332,8 @@ private:
         p.alive = false;
         p.ended = now_;
         sessions_[static_cast<std::size_t>(p.stage)][static_cast<std::size_t>(p.number)] = nullptr;
+        if (p.seen) detail::tell(hooks_, worker_change::down, p.stage, p.number, now_);
+        p.seen = p.busy = false;
         if (told) downs_.push_back(event::down(p.stage, p.number).of_life(p.life));
         emptied_.push_back(&p);
         notify(p, remote_kind::gone);
@@ -342,6 +349,7 @@ private:
             counts_.repeated += static_cast<std::int64_t>(p->link.repeated());
             p->link = remote_link(options_);
             p->lanes = {};
+            p->running = 0;
             p->calls = {};
         }
         emptied_.clear();
@@ -364,7 +372,11 @@ private:
                 say(p, r.failed);
                 const event::kind what = r.what.what;
                 speaker_ = &p;
+                for (const auto& [t, tokens] : r.drawn) detail::tell(hooks_, t, tokens, now_);
                 if (what != event::kind::tick && asked(p, r)) hear_reply(std::move(r));
+                if (what == event::kind::worker_up && p.alive && !std::exchange(p.seen, true))
+                    detail::tell(hooks_, worker_change::up, p.stage, p.number, now_);
+                watch(p);
                 if (what == event::kind::worker_down) end(p, counts_.left, false);
                 return p.alive && !failed_;
             });
@@ -372,6 +384,13 @@ private:
             said(p, e.what());
             end(p, counts_.refused);
         }
+    }
+    /// An observer hears where it becomes busy, or idle.
+    void watch(peer& p) {
+        const bool busy = p.running > 0 || !p.calls.empty();
+        if (!p.seen || busy == p.busy) return;
+        p.busy = busy;
+        detail::tell(hooks_, busy ? worker_change::begin : worker_change::end, p.stage, p.number, now_);
     }
     // What the scheduler's side throws is not the worker's fault.
     void hear_reply(reply&& r) {
@@ -406,6 +425,9 @@ private:
             if (!holds) throw invalid_input("message", why);
         };
         needs(!r.of_hook && r.prefixes.empty(), "answers what was not asked");
+        for (const auto& [t, tokens] : r.drawn)
+            needs(p.stage == stage::rollout && t.worker == p.number && tokens >= 0 && tokens <= detail::most_at_once,
+                  "has drawn what it was not asked for");
         if (e.what == kind::tick) return; // nothing but an exception, or the end of spare work
         needs(e.from_worker(), "is not a worker's to say");
         needs(e.stage == p.stage && e.worker == p.number && e.incarnation == p.life, "is another worker's to say");
@@ -458,6 +480,7 @@ private:
             for (const ticket& t : r.lost)
                 if (t != e.ticket) throw invalid_input("message", "has lost a sequence that it was not asked about");
             p.lanes[lane] = {};
+            --p.running;
             return true;
         }
         case kind::scored:
@@ -493,6 +516,7 @@ private:
 
     void dispatch(const event& e) { work_.on(e, now_, *this); }
     void took(const event& e, double now, const actions& a) {
+        detail::tell(hooks_, now, e, a, work_.scheduler());
         if constexpr (requires { hooks_.took(e, now, a); }) try {
                 hooks_.took(e, now, a);
             } catch (...) {
@@ -506,7 +530,9 @@ private:
                 if (peer* p = of_life(stage::rollout, a.worker, a.incarnation)) {
                     const auto lane = static_cast<std::size_t>(a.ticket.lane);
                     if (lane >= p->lanes.size()) p->lanes.resize(lane + 1);
+                    p->running += p->lanes[lane] == ticket{};
                     p->lanes[lane] = a.ticket;
+                    watch(*p);
                 }
                 [[fallthrough]];
             case action::kind::abort:
@@ -515,7 +541,10 @@ private:
                 break;
             case action::kind::score: {
                 const command c = work_.command(a);
-                if (peer* p = of_life(stage::teacher, a.worker, a.incarnation)) p->calls.push_back({c.job, c.tickets});
+                if (peer* p = of_life(stage::teacher, a.worker, a.incarnation)) {
+                    p->calls.push_back({c.job, c.tickets});
+                    watch(*p);
+                }
                 post(stage::teacher, a.worker, c);
                 break;
             }
@@ -524,6 +553,7 @@ private:
                 if (peer* p = of_life(stage::learner, a.worker, a.incarnation)) {
                     const auto all = work_.actions().of(a);
                     p->calls.push_back({a.job, {all.begin(), all.end()}});
+                    watch(*p);
                 }
                 post(stage::learner, a.worker, c);
                 break;

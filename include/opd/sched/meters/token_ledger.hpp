@@ -57,6 +57,22 @@ struct token_totals {
         return detail::ratio(double(tokens), double(generated + brought));
     }
 
+    /// Those of a run that went on in another process, which begins with what is outstanding: what it did not bring is
+    /// lost.
+    token_totals then(const token_totals& next) const {
+        token_totals r = next;
+        r.generated += generated, r.learnt += learnt, r.discarded += discarded;
+        r.brought = brought, r.lost += lost + outstanding - next.brought;
+        r.regenerated += regenerated, r.unreported += unreported;
+        r.busy_seconds += busy_seconds, r.idle_seconds += idle_seconds;
+        return r;
+    }
+    template <class A>
+    void fields(A& a) {
+        a(generated, brought, learnt, discarded, lost, outstanding, regenerated, unreported, busy_seconds,
+          idle_seconds);
+    }
+
     template <class Visit>
     void describe(Visit&& visit) const {
         visit("generated", generated), visit("brought", brought), visit("learnt", learnt);
