@@ -33,6 +33,7 @@ from dataclasses import dataclass, field
 from typing import Any, Callable, Iterator, NamedTuple, Optional
 
 from . import sched
+from ._ledger import Ledger, Tokens
 from .errors import Error, InternalError, InvalidInput, refuse
 from .sched import Action, Consumed, Event, Scheduler, Settings, Ticket, Versions
 
@@ -238,6 +239,7 @@ class RolloutStage(_Stage):
     step()                      one quantum of all that run; returns [(ticket, payload, tokens)] of those that finished.
                                 `tokens`: how many, all of the weights that it began with; else a sched.Versions
     abort(ticket)               optional: let go of it
+    drawn(ticket)               optional: how many tokens it has; asked before it is let go of
     """
 
     PATIENCE = 0.1  # seconds for which a call goes on while nothing finishes
@@ -266,8 +268,7 @@ class RolloutStage(_Stage):
             except Exception as why:
                 _log.warning("step() failed, and with it %d sequences", len(self._running), exc_info=True)
                 for ticket in list(self._running):
-                    self._let_go(ticket)
-                    replies.append(("failed", ticket, repr(why)))
+                    replies.append(("failed", ticket, repr(why), self._let_go(ticket)))
             took = time.monotonic() - began
             if took >= self.PATIENCE or (payloads and took >= self.GATHER):
                 break
@@ -289,17 +290,20 @@ class RolloutStage(_Stage):
             self._running[ticket] = version
         except Exception as why:
             _log.warning("start() of sequence %d failed", ticket.sample, exc_info=True)
-            replies.append(("failed", ticket, repr(why)))
+            replies.append(("failed", ticket, repr(why), 0))
 
     def _abort(self, replies: list[tuple[Any, ...]], ticket: Ticket) -> None:
         if ticket in self._running:
-            self._let_go(ticket)
-            replies.append(("aborted", ticket))
+            replies.append(("aborted", ticket, self._let_go(ticket)))
 
-    def _let_go(self, ticket: Ticket) -> None:
+    def _let_go(self, ticket: Ticket) -> Optional[int]:
+        """How many tokens it had; None: the object does not say."""
         del self._running[ticket]
+        drawn = getattr(self._stage, "drawn", None)
+        tokens = None if drawn is None else int(drawn(ticket))
         if (abort := getattr(self._stage, "abort", None)) is not None:
             abort(ticket)
+        return tokens
 
 
 class TeacherStage(_Stage):
@@ -426,7 +430,8 @@ class Desk:
     LONGEST_WAIT = 10.0
     LONG = 60.0
 
-    def __init__(self, crews: dict[str, Workers]):
+    def __init__(self, crews: dict[str, Workers], ledger: Ledger):
+        self.ledger = ledger
         self.workers = {(s, n): _Record(c.slots) for s, c in crews.items() for n in range(c.count)}
         self.events: list[Event] = []
         self.ended: list[Worker] = []  # whose actors are to be killed
@@ -575,8 +580,10 @@ class Desk:
             self.events.append(sched.rolled_out(of, versions))
         elif what == "failed":
             _log.warning("rollout of sequence %d failed: %s", of.sample, rest[0])
+            self.ledger.drawn(of, rest[1])
             self.events.append(sched.rollout_failed(of))
         else:
+            self.ledger.drawn(of, rest[0])
             self.events.append(sched.aborted(of))
 
     def went_wrong(self, call: Call, how: str, why: Optional[BaseException], now: float) -> None:
@@ -660,7 +667,8 @@ class Loop:
             raise refuse("checkpoint_every", f"is {checkpoint_every}; it is at least 1")
         Scheduler(settings).close()  # refuses what is wrong with them, here
         self.settings, self.engine, self.crews = settings, engine, crews
-        self.desk = Desk(crews)
+        self._ledger = Ledger(settings)
+        self.desk = Desk(crews, self._ledger)
         self.scheduler_deaths = 0
         self.scheduler_process: tuple[int, str] = (0, "")
         self.version = settings.first_version
@@ -700,6 +708,10 @@ class Loop:
     def state(self) -> Any:
         """Its state then."""
         return self._published(1)
+
+    def tokens(self) -> Tokens:
+        """Where the tokens went so far."""
+        return self._ledger.tokens()
 
     def _published(self, which: int) -> Any:
         found = self.desk.publications.get(self._weights_job)
@@ -805,6 +817,7 @@ class Loop:
             said = o.value
             self._log.heard(said)
         self.scheduler_process = said.process
+        self._ledger.told(events, now, said.actions)
         if self.on_told is not None:
             self.on_told(events, now, said)
         for text in said.refused:
@@ -859,6 +872,7 @@ class Loop:
             "sequences": sequences,
             "publications": published,
             "weights_job": said.weights_job,
+            "ledger": self._ledger,
         }
         half = self._checkpoint + ".new"
         with open(half, "wb") as file:
@@ -880,6 +894,8 @@ class Loop:
         self._log = Log(content["snapshot"], abandon=True)
         self._base, self.version = content["now"], content["version"]
         self._weights_job = content["weights_job"]
+        self._ledger = self.desk.ledger = content.get("ledger", self._ledger)
+        self._ledger.go_on([s[0] for s in content["sequences"] if s[4]])
         rolled = [s[4][0] if s[4] else None for s in content["sequences"]]
         scored = [s[5][0] if s[5] else None for s in content["sequences"]]
         if content["sequences"]:

@@ -14,6 +14,7 @@ import unittest
 import opd
 from opd import _actors, sched
 from opd._actors import Desk, Loop, Lost, Machine, Outcome, Workers, kind_of
+from opd._ledger import Ledger
 
 from . import toy_actors as toy
 
@@ -189,7 +190,18 @@ class Runs(unittest.TestCase):
         self.assertEqual(sorted(consumed), list(range(first, sequences)))
         self.assertEqual(loop.weights(), loop.state())
         self.assertEqual((loop.desk.payloads, dict(loop.desk.given_up)), ({}, {}))
+        tokens = self.accounts(loop)
+        self.assertEqual((tokens.learnt, tokens.brought), (sum(1 + s % 7 for s in range(sequences)), 0))
         return lag
+
+    def accounts(self, loop):
+        """Every token is in one figure."""
+        t = loop.tokens()
+        self.assertEqual(t.brought + t.generated, t.learnt + t.discarded + t.lost + t.outstanding, t)
+        self.assertEqual(t.outstanding, 0)
+        self.assertLessEqual(t.regenerated, t.discarded + t.lost)
+        self.assertGreater(t.busy_seconds, 0)
+        return t
 
     def test_a_run(self):
         engine = Engine()
@@ -201,13 +213,17 @@ class Runs(unittest.TestCase):
         self.assertGreater(self.checked(loop, [c.ticket.sample for s in steps for c in s.consumed]), 0)
         self.assertEqual(max(s.lag for s in steps), self.checked(loop, range(200)))
         self.assertLess(loop.on_told.batches, 200 * 4)  # events come together
+        tokens = loop.tokens()
+        self.assertEqual((tokens.generated, tokens.lost, tokens.unreported), (tokens.learnt, 0, 0))
+        self.assertGreater(tokens.idle, 0)
+        self.assertRegex(tokens.table(), r"^tokens +generated.*\nrun +794 +100.0% +0.0% +0.0%")
         self.assertEqual(len(loop.desk.publications), 1)  # what nobody needs is gone
         self.assertEqual(loop.processes()[("scheduler", 0)][0], os.getpid())
         with self.assertRaisesRegex(opd.Error, "runs once"):
             list(loop)
 
     def test_kills(self):
-        deaths, scheduler, kills = {"rollout": 0, "teacher": 0, "learner": 0}, 0, 0
+        deaths, scheduler, kills, unreported = {"rollout": 0, "teacher": 0, "learner": 0}, 0, 0, 0
         for seed in range(8):
             with self.subTest(seed=seed):
                 engine = Engine(seed, rate=0.03)
@@ -215,10 +231,12 @@ class Runs(unittest.TestCase):
                 loop.on_told = Decisions(SETTINGS)
                 self.checked(loop, [c.ticket.sample for s in loop for c in s.consumed])
                 scheduler, kills = scheduler + loop.scheduler_deaths, kills + engine.kills
+                unreported += loop.tokens().unreported
                 for stage in deaths:
                     deaths[stage] += loop.desk.deaths[stage]
         self.assertGreater(min(scheduler, *deaths.values()), 5, deaths)
         self.assertGreater(kills, 100)
+        self.assertGreater(unreported, 10)
 
     def test_calls_that_throw(self):
         settings = dataclasses.replace(SETTINGS, learner_attempts=10, teacher_attempts=10)
@@ -234,15 +252,23 @@ class Runs(unittest.TestCase):
     def test_lost_objects(self):
         """A sequence whose payload or score is lost is drawn again, uncharged; lost weights are made again."""
         settings = dataclasses.replace(SETTINGS, teacher_attempts=1, rollout_attempts=1)
-        for policy in ("edf", "in_order", "capacity", "drop"):
+        discarded = 0
+        for policy in ("edf", "in_order", "capacity", "drop", "retry"):
             with self.subTest(policy=policy):
                 loop = self.loop(Engine(7, losses=0.03), dataclasses.replace(settings, policy=policy))
                 consumed = [c.ticket.sample for s in loop for c in s.consumed]
                 self.assertEqual(len(consumed), len(set(consumed)))
                 self.assertGreater(loop.desk.lost_payloads, 10)
                 self.assertEqual(set(loop.desk.given_up) - {"stale"}, set())
+                tokens = self.accounts(loop)
+                self.assertGreater(tokens.lost, 0)
+                self.assertEqual(tokens.learnt, sum(1 + s % 7 for s in consumed))
+                discarded += tokens.discarded
+                if policy not in ("drop", "retry"):
+                    self.assertEqual((tokens.discarded, tokens.regenerated), (0, tokens.lost))
                 if policy != "capacity":  # which promises a mean lag alone
                     self.assertEqual(toy.check_line(self.folder, loop.state(), 4, 2)[1], set(consumed))
+        self.assertGreater(discarded, 0)
 
     def test_checkpoints(self):
         """Whatever step the run's process dies after, another goes on."""
@@ -412,7 +438,7 @@ class Parts(unittest.TestCase):
         self.assertEqual(replies[4][2], (1, 1, 1.0, 1))
         worker.PATIENCE = 0.0
         self.assertEqual(worker.roll([("start", ticket(6), 1)]), ([], []))
-        self.assertEqual(worker.roll([("abort", ticket(6)), ("abort", ticket(6))]), ([("aborted", ticket(6))], []))
+        self.assertEqual(worker.roll([("abort", ticket(6)), ("abort", ticket(6))]), ([("aborted", ticket(6), 1)], []))
         replies, _ = worker.roll([("start", ticket(20), 1), ("start", ticket(6), 1)])
         self.assertEqual([r[:2] for r in replies], [("failed", ticket(20)), ("failed", ticket(6))])
         self.assertEqual((worker._running, worker._stage.running), ({}, {}))
@@ -466,7 +492,7 @@ class Parts(unittest.TestCase):
                 learner.train(13, 7, 5, state, items(0))
 
     def test_what_is_late_counts_for_nothing(self):
-        desk = Desk({"rollout": Workers(toy.Rollout, slots=2), "teacher": Workers(toy.Teacher)})
+        desk = Desk({"rollout": Workers(toy.Rollout, slots=2), "teacher": Workers(toy.Teacher)}, Ledger(SETTINGS))
         self.assertEqual(desk.due(0.0), [(("rollout", 0), 1), (("teacher", 0), 1)])
         self.assertEqual(desk.due(0.0), [])
         with self.assertLogs("opd.ray", "WARNING") as said:

@@ -41,6 +41,9 @@ class Rollout:
     def abort(self, ticket):
         del self.running[ticket]
 
+    def drawn(self, ticket):
+        return len(self.running[ticket][0])
+
     def step(self):
         time.sleep(self.quantum)
         finished = []
