@@ -13,7 +13,8 @@
 //   product_tn   C (M,N) = A (K,M)^T B (K,N)      dW += dY^T X, rows of the batch in ascending order
 //   product_nt   C (M,N) = A (M,K) B (N,K)^T      forward with the weights stored (out, in), read once
 //
-// All matrices are row-major with a row stride. Threads share out output tiles through an executor:
+// All matrices are row-major with a row stride. A and C are float or double; B is of their type, or bfloat16 beside
+// float: each of its numbers is widened, so the bits are those of a float B of the same numbers. Threads share out output tiles through an executor:
 // `executor.parallel_for(count, f)` calls f(0) ... f(count - 1), in any order, on any thread.
 //
 // Exact: the order of operations, hence the bits within one build. An Eigen or BLAS product changes a row's bits with

@@ -9,6 +9,7 @@
 #include <thread>
 #include <vector>
 
+#include "opd/element.hpp"
 #include "opd/product.hpp"
 #include "opd/rng.hpp"
 
@@ -73,7 +74,15 @@ std::vector<T> padded(std::uint64_t sample, index_t rows, index_t columns, index
     return r;
 }
 
-template <class T>
+// The same numbers, to the nearest that B has, and as T again.
+template <class B, class T>
+std::vector<B> stored_as(const std::vector<T>& x) {
+    std::vector<B> r;
+    for (const T v : x) r.push_back(B(v));
+    return r;
+}
+
+template <class T, class B = T>
 void check_shape(index_t rows, index_t columns, index_t depth, bool accumulate, int threads) {
     CAPTURE(rows);
     CAPTURE(columns);
@@ -82,7 +91,9 @@ void check_shape(index_t rows, index_t columns, index_t depth, bool accumulate, 
     CAPTURE(threads);
     const index_t pad = 3; // row strides differ from the row lengths
     const auto a = padded<T>(1, rows, depth, pad), at = padded<T>(2, depth, rows, pad);
-    const auto b = padded<T>(3, depth, columns, pad), bt = padded<T>(4, columns, depth, pad);
+    const auto of_b = stored_as<B>(padded<T>(3, depth, columns, pad)),
+               of_bt = stored_as<B>(padded<T>(4, columns, depth, pad));
+    const auto b = stored_as<T>(of_b), bt = stored_as<T>(of_bt);
     const auto start = noise<T>(5, rows * (columns + pad));
     const threads_executor executor{threads};
     for (int form = 0; form < 3; ++form) {
@@ -90,14 +101,14 @@ void check_shape(index_t rows, index_t columns, index_t depth, bool accumulate, 
         auto c = start;
         const index_t ca = columns + pad;
         if (form == 0)
-            opd::product(executor, opd::product_nn(rows, columns, depth, a.data(), depth + pad, b.data(), columns + pad,
-                                                   c.data(), ca, accumulate));
+            opd::product(executor, opd::product_nn(rows, columns, depth, a.data(), depth + pad, of_b.data(),
+                                                   columns + pad, c.data(), ca, accumulate));
         else if (form == 1)
-            opd::product(executor, opd::product_tn(rows, columns, depth, at.data(), rows + pad, b.data(), columns + pad,
-                                                   c.data(), ca, accumulate));
+            opd::product(executor, opd::product_tn(rows, columns, depth, at.data(), rows + pad, of_b.data(),
+                                                   columns + pad, c.data(), ca, accumulate));
         else
-            opd::product(executor, opd::product_nt(rows, columns, depth, a.data(), depth + pad, bt.data(), depth + pad,
-                                                   c.data(), ca, accumulate));
+            opd::product(executor, opd::product_nt(rows, columns, depth, a.data(), depth + pad, of_bt.data(),
+                                                   depth + pad, c.data(), ca, accumulate));
         index_t wrong = 0;
         for (index_t i = 0; i < rows; ++i)
             for (index_t j = 0; j < ca; ++j) {
@@ -164,6 +175,21 @@ TEST_CASE("depth 0 zeroes the output or leaves it alone") {
 TEST_CASE("double runs the same chain") {
     for (index_t rows : {1, 2, 5, 13})
         for (index_t columns : {1, 3, 8}) check_shape<double>(rows, columns, 31, rows % 2 == 1, 2);
+}
+
+TEST_CASE("bfloat16 weights have the chains of floats of the same numbers") {
+    const auto check = check_shape<float, opd::bfloat16>;
+    for (index_t rows = 1; rows <= 33; ++rows)
+        for (const index_t depth : {1, 15, 31, 48, 67})
+            check(rows, rows % 2 == 0 ? 19 : 48, depth, rows % 3 == 0, 1 + static_cast<int>(rows % 3));
+    for (const bool accumulate : {false, true}) {
+        check(1, 101, 530, accumulate, 2);
+        check(16, 97, 1025, accumulate, 2); // five blocks of widened rows
+        check(33, 195, 171, accumulate, 2);
+        check(270, 30, 129, accumulate, 2);
+        check(263, 515, 131, accumulate, 2); // packed
+    }
+    check(5, 9, 0, true, 1);
 }
 
 TEST_CASE("a row's bits do not depend on the rows around it") {

@@ -5,10 +5,14 @@
 #pragma once
 
 #include <algorithm>
+#include <bit>
+#include <cstdint>
+#include <cstring>
 #include <type_traits>
 #include <utility>
 
 #include "opd/config.hpp"
+#include "opd/element.hpp"
 #include "opd/lanes.hpp"
 
 namespace opd {
@@ -21,16 +25,19 @@ struct serial_executor {
     }
 };
 
-/// One product: what the entry points below fill in. Element strides; 64-bit throughout.
-template <class T>
+/// One product: what the entry points below fill in. Element strides; 64-bit throughout. B may be bfloat16 where the
+/// rest is float: each of its numbers is widened, which is exact.
+template <class T, class B = T>
 struct product_operands {
+    static_assert(std::is_same_v<T, B> || (std::is_same_v<T, float> && brain_float<B>),
+                  "opd: a product's B is of the type of A and C, or bfloat16 where that is float");
     index_t rows = 0;          // M
     index_t columns = 0;       // N
     index_t depth = 0;         // K
     const T* a = nullptr;      // A(i,k) = a[i * a_row + k * a_depth]
     index_t a_row = 0;         //
     index_t a_depth = 1;       //
-    const T* b = nullptr;      // B(k,j) = b[k * b_depth + j], or b[j * b_depth + k] if b_transposed
+    const B* b = nullptr;      // B(k,j) = b[k * b_depth + j], or b[j * b_depth + k] if b_transposed
     index_t b_depth = 0;       //
     T* c = nullptr;            // C(i,j) = c[i * c_row + j]
     index_t c_row = 0;         //
@@ -102,15 +109,15 @@ struct no_hint {
 // of each step.
 struct no_keep {};
 template <class Num, int Rows, int Vectors, bool Part, class Hint = no_hint, class Keep = no_keep,
-          class T = typename Num::value_type>
-OPD_INLINE void product_micro(index_t depth, const T* a, index_t a_row, index_t a_depth, const T* b, index_t b_depth,
+          class T = typename Num::value_type, class B = T>
+OPD_INLINE void product_micro(index_t depth, const T* a, index_t a_row, index_t a_depth, const B* b, index_t b_depth,
                               const T* from, index_t from_row, T* c, index_t c_row, int part, Hint&& hint = {},
                               Keep keep = {}) {
     constexpr int width = Num::width;
     constexpr index_t step = std::is_same_v<std::remove_reference_t<Hint>, no_hint> ? index_t{1} << 40 : 16;
     if (depth <= 0) __builtin_unreachable(); // or g++ keeps a second copy of the chains, for their end without a step
     Num acc[std::size_t(Rows)][std::size_t(Vectors)];
-    const auto load = [&](const T* p, auto vector) OPD_INLINE_LAMBDA {
+    const auto load = [&](const auto* p, auto vector) OPD_INLINE_LAMBDA {
         if constexpr (Part && vector() == Vectors - 1)
             return load_part(p + vector() * width, part);
         else
@@ -149,8 +156,8 @@ OPD_INLINE void product_micro(index_t depth, const T* a, index_t a_row, index_t 
     });
 }
 
-template <class Num, int Vectors, bool Part, class T = typename Num::value_type>
-void product_columns(index_t rows, index_t depth, const T* a, index_t a_row, index_t a_depth, const T* b,
+template <class Num, int Vectors, bool Part, class B, class T = typename Num::value_type>
+void product_columns(index_t rows, index_t depth, const T* a, index_t a_row, index_t a_depth, const B* b,
                      index_t b_depth, T* c, index_t c_row, bool from_c, int part) {
     // As few passes over B as there can be, of rows as equal as they can be: for few rows a pass takes as long as B's
     // panel takes to come.
@@ -168,8 +175,8 @@ void product_columns(index_t rows, index_t depth, const T* a, index_t a_row, ind
     }
 }
 
-template <class Num, class T = typename Num::value_type>
-void product_panel(index_t rows, index_t columns, index_t depth, const T* a, index_t a_row, index_t a_depth, const T* b,
+template <class Num, class B, class T = typename Num::value_type>
+void product_panel(index_t rows, index_t columns, index_t depth, const T* a, index_t a_row, index_t a_depth, const B* b,
                    index_t b_depth, T* c, index_t c_row, bool from_c) {
     const int part = static_cast<int>(columns % Num::width);
     const int vectors = static_cast<int>((columns + Num::width - 1) / Num::width);
@@ -246,25 +253,40 @@ template <class Num, bool Pad, class T = typename Num::value_type>
     }
 }
 
-// What is fetched while a kernel runs: `rows` rows of `lines` cache lines, `some` of them at a time.
-template <class T>
+// What is fetched while a kernel runs: `rows` rows of `lines` cache lines, `some` of them at a time. A stride in bytes.
 struct fetch_ahead {
-    const T* at = nullptr;
+    const char* at = nullptr;
     index_t stride = 0, rows = 0, lines = 0, some = 0, line = 0;
     OPD_INLINE void operator()(index_t) {
         for (index_t i = 0; i < some && rows > 0; ++i) {
-            __builtin_prefetch(at + line * index_t(64 / sizeof(T)), 0, 2);
+            __builtin_prefetch(at + line * 64, 0, 2);
             if (++line == lines) line = 0, --rows, at += rows > 0 ? stride : 0;
         }
     }
 };
+template <class B>
+OPD_INLINE const char* bytes_at(const B* p) {
+    return reinterpret_cast<const char*>(p);
+}
+
+// to[j] = from[j], widened where it is bfloat16.
+template <class T, class B>
+OPD_INLINE void widen(const B* from, index_t count, T* to) {
+    if constexpr (std::is_same_v<T, B>) {
+        std::copy_n(from, count, to);
+    } else {
+        index_t j = 0;
+        for (; j + lanes::width <= count; j += lanes::width) lanes::load(from + j).store(to + j);
+        for (; j < count; ++j) to[j] = element<B>::load(from[j]);
+    }
+}
 
 // product_micro as a function, which its many shapes are compiled as once.
 template <class Num, int Rows, int Vectors, class T = typename Num::value_type>
 [[gnu::noinline]] void product_block(index_t depth, const T* a, index_t a_row, index_t a_depth, const T* b,
-                                     bool goes_on, T* c, index_t c_row, fetch_ahead<T>& ahead) {
-    product_micro<Num, Rows, Vectors, false, fetch_ahead<T>&>(depth, a, a_row, a_depth, b, Vectors * Num::width,
-                                                              goes_on ? c : nullptr, c_row, c, c_row, 0, ahead);
+                                     bool goes_on, T* c, index_t c_row, fetch_ahead& ahead) {
+    product_micro<Num, Rows, Vectors, false, fetch_ahead&>(depth, a, a_row, a_depth, b, Vectors * Num::width,
+                                                           goes_on ? c : nullptr, c_row, c, c_row, 0, ahead);
 }
 // f(first, rows) for pieces of [0, count): of as many rows as registers hold, then of 4, 2 and 1.
 template <int Full, class Function>
@@ -291,8 +313,9 @@ struct tile_shape {
     index_t down = 0, across = 0; // tiles
     bool packed = false;
 
-    explicit tile_shape(const product_operands<T>& o) {
-        constexpr index_t spread = 2048; // bytes between B's rows
+    template <class B>
+    explicit tile_shape(const product_operands<T, B>& o) {
+        constexpr index_t spread = 2048; // bytes between B's rows, were they of T
         constexpr int width = product_number<T>::width;
         packed = !o.b_transposed && o.rows >= shape::row_block / 2 && o.columns >= shape::panel &&
                  o.b_depth * index_t(sizeof(T)) >= spread;
@@ -305,8 +328,8 @@ struct tile_shape {
     }
 };
 
-template <class T>
-void product_as_it_lies(const product_operands<T>& o, index_t i, index_t rows, index_t j, index_t columns) {
+template <class T, class B>
+void product_as_it_lies(const product_operands<T, B>& o, index_t i, index_t rows, index_t j, index_t columns) {
     using Num = product_number<T>;
     constexpr index_t block = product_shape<Num>::depth_block;
     for (index_t k = 0; k < o.depth; k += block) // the chain goes on where the last block stored it
@@ -315,12 +338,12 @@ void product_as_it_lies(const product_operands<T>& o, index_t i, index_t rows, i
                            o.accumulate || k > 0);
 }
 
-template <class T>
-void product_packed(const product_operands<T>& o, index_t i, index_t rows, index_t left, index_t right) {
+template <class T, class B>
+void product_packed(const product_operands<T, B>& o, index_t i, index_t rows, index_t left, index_t right) {
     using Num = product_number<T>;
     using shape = product_shape<Num>;
     constexpr index_t block = shape::depth_block, panel = shape::panel;
-    constexpr index_t lines = (panel * index_t(sizeof(T)) + 63) / 64; // of cache, of a panel's row
+    constexpr index_t lines = (panel * index_t(sizeof(B)) + 63) / 64; // of cache, of a panel's row
     constexpr int full = shape::rows(shape::vectors);
     T packed_a[tile_shape<T>::most_rows * block]; // (rows, depth), or (depth, rows) of a transposed A
     T packed_b[std::size_t(block * panel)];
@@ -334,19 +357,20 @@ void product_packed(const product_operands<T>& o, index_t i, index_t rows, index
             for (index_t r = 0; r < rows; ++r) std::copy_n(a + r * o.a_row, depth, packed_a + r * depth);
         const index_t a_row = transposed ? 1 : depth, a_depth = transposed ? rows : 1;
         for (index_t j = left; j < right; j += panel) {
-            const T* const b = o.b + k * o.b_depth + j;
+            const B* const b = o.b + k * o.b_depth + j;
             T* const c = o.c + i * o.c_row + j;
             const bool goes_on = o.accumulate || k > 0;
             if (right - j < panel) {
                 product_panel<Num>(rows, right - j, depth, packed_a, a_row, a_depth, b, o.b_depth, c, o.c_row, goes_on);
                 continue;
             }
-            for (index_t d = 0; d < depth; ++d) std::copy_n(b + d * o.b_depth, panel, packed_b + d * panel);
-            fetch_ahead<T> ahead{.stride = o.b_depth, .lines = lines, .some = lines};
+            for (index_t d = 0; d < depth; ++d) widen(b + d * o.b_depth, panel, packed_b + d * panel);
+            fetch_ahead ahead{.stride = o.b_depth * index_t(sizeof(B)), .lines = lines, .some = lines};
             if (right - j >= 2 * panel)
-                ahead.at = b + panel, ahead.rows = depth;
+                ahead.at = bytes_at(b + panel), ahead.rows = depth;
             else if (k + depth < o.depth) // the next block's first panel
-                ahead.at = o.b + (k + depth) * o.b_depth + left, ahead.rows = std::min(block, o.depth - k - depth);
+                ahead.at = bytes_at(o.b + (k + depth) * o.b_depth + left),
+                ahead.rows = std::min(block, o.depth - k - depth);
             each_height<full>(rows, [&](index_t r, auto height) {
                 product_block<Num, height(), shape::vectors>(depth, packed_a + r * a_row, a_row, a_depth, packed_b,
                                                              goes_on, c + r * o.c_row, o.c_row, ahead);
@@ -355,17 +379,21 @@ void product_packed(const product_operands<T>& o, index_t i, index_t rows, index
     }
 }
 
-template <class T>
-void product_turned(const product_operands<T>& o, index_t i, index_t rows, index_t left, index_t right) {
+template <class T, class B>
+void product_turned(const product_operands<T, B>& o, index_t i, index_t rows, index_t left, index_t right) {
     using Num = product_number<T>;
     using shape = product_shape<Num>;
-    constexpr index_t width = Num::width, panel = shape::panel, line = 64 / sizeof(T);
+    constexpr bool widens = !std::is_same_v<T, B>;
+    constexpr index_t width = Num::width, panel = shape::panel, line = 64 / sizeof(B);
     constexpr index_t most_rows = tile_shape<T>::most_rows;
     T packed[most_rows * shape::depth_block];       // (panel, depth, rows of the panel)
     T sums[tile_shape<T>::most_turned * most_rows]; // C, transposed
     const index_t all = (rows + width - 1) / width * width, outputs = right - left;
-    const index_t block =
-        shape::depth_block * panel / std::min(panel, all); // what the first-level cache holds of a panel
+    // what the first-level cache holds of a panel, and of B's rows where they are widened
+    constexpr index_t most_widened = 2 * shape::depth_block;
+    T widened[widens ? shape::rows(1) * most_widened : 1];
+    const index_t in_cache = shape::depth_block * panel / std::min(panel, all);
+    const index_t block = widens ? std::min(in_cache, most_widened) : in_cache;
     const auto b = [&](index_t j, index_t k) { return o.b + (left + j) * o.b_depth + k; };
     T* const c = o.c + i * o.c_row + left;
     if (o.accumulate) turn<Num, true>(c, o.c_row, rows, outputs, sums, all);
@@ -378,15 +406,24 @@ void product_turned(const product_operands<T>& o, index_t i, index_t rows, index
             const auto run = [&](auto vectors) {
                 constexpr int full = shape::rows(vectors());
                 each_height<full>(outputs, [&](index_t j, auto height) {
-                    fetch_ahead<T> ahead; // the next outputs' weights, else the first ones' of the next block
+                    fetch_ahead ahead; // the next outputs' weights, else the first ones' of the next block
+                    ahead.stride = o.b_depth * index_t(sizeof(B)), ahead.lines = (depth + line - 1) / line;
                     if (p == 0 && j + 2 * height() <= outputs)
-                        ahead = {b(j + height(), k), o.b_depth, height(), (depth + line - 1) / line, height()};
+                        ahead.at = bytes_at(b(j + height(), k)), ahead.rows = ahead.some = height();
                     else if (p == 0 && j + height() >= outputs && k + 2 * depth <= o.depth)
-                        ahead = {b(0, k + depth), o.b_depth, std::min<index_t>(full, outputs),
-                                 (depth + line - 1) / line, full};
+                        ahead.at = bytes_at(b(0, k + depth)), ahead.rows = std::min<index_t>(full, outputs),
+                        ahead.some = full;
                     T* const to = sums + j * all + p;
-                    product_block<Num, height(), vectors()>(depth, b(j, k), o.b_depth, 1, states, o.accumulate || k > 0,
-                                                            to, all, ahead);
+                    const auto product = [&](const T* weights, index_t stride) {
+                        product_block<Num, height(), vectors()>(depth, weights, stride, 1, states,
+                                                                o.accumulate || k > 0, to, all, ahead);
+                    };
+                    if constexpr (widens) {
+                        for (index_t r = 0; r < height(); ++r) widen(b(j + r, k), depth, widened + r * depth);
+                        product(widened, depth);
+                    } else {
+                        product(b(j, k), o.b_depth);
+                    }
                 });
             };
             unroll<shape::vectors>([&](auto less) OPD_INLINE_LAMBDA {
@@ -402,36 +439,65 @@ inline constexpr index_t few_rows = product_number<T>::width == 16 ? 8
                                     : product_number<T>::width > 1 ? 4
                                                                    : 0;
 
+// A register of numbers of B as they lie: of bfloat16 two a lane, the first of them below. What is not there is 0.
+template <class Num, class B>
+OPD_INLINE Num load_words(const B* from, int count) {
+    if constexpr (std::is_same_v<typename Num::value_type, B>) {
+        return count == Num::width ? Num::load(from) : load_part(from, count);
+    } else {
+        lanes::vec x{};
+        if (count == 2 * lanes::width)
+            std::memcpy(&x, from, sizeof x);
+        else
+            std::memcpy(&x, from, sizeof(B) * static_cast<std::size_t>(count));
+        return lanes::raw(x);
+    }
+}
+template <int Pair, int Half, class Num>
+OPD_INLINE Num half_of_word(Num x) {
+    if constexpr (Pair == 1) {
+        return x;
+    } else {
+        typedef std::uint32_t words __attribute__((vector_size(sizeof(lanes::vec))));
+        const words w = std::bit_cast<words>(x.v);
+        return lanes::raw(std::bit_cast<lanes::vec>(Half == 0 ? w << 16 : w & 0xffff0000u));
+    }
+}
+
 // Of few rows, whose lanes would be idle: outputs across the lanes. A block of B is turned in registers, and B comes once, as
-// fast as memory gives it.
-template <class T>
-void product_of_few(const product_operands<T>& o, index_t left, index_t right) {
+// fast as memory gives it. bfloat16 is turned in pairs, two inputs a lane, which are then widened to one each.
+template <class T, class B>
+void product_of_few(const product_operands<T, B>& o, index_t left, index_t right) {
     using Num = product_number<T>;
-    constexpr int w = Num::width;
+    constexpr int w = Num::width, pair = std::is_same_v<T, B> ? 1 : 2;
     const auto run = [&](auto rows) {
         for (index_t j = left; j < right; j += w) {
             const auto outputs = static_cast<int>(std::min<index_t>(w, right - j));
-            const T* const b = o.b + j * o.b_depth;
+            const B* const b = o.b + j * o.b_depth;
             const index_t ahead = j + 2 * w <= right ? w * o.b_depth : 0; // to the next outputs' weights
             T* const c = o.c + j;
             Num acc[std::size_t(rows())];
             unroll<rows()>([&](auto r) OPD_INLINE_LAMBDA {
                 acc[r()] = o.accumulate ? load_part(c + r() * o.c_row, outputs) : Num(0);
             });
-            for (index_t k = 0; k < o.depth; k += w) {
-                const auto across = static_cast<int>(std::min<index_t>(w, o.depth - k));
+            for (index_t k = 0; k < o.depth; k += pair * w) {
+                const auto across = static_cast<int>(std::min<index_t>(pair * w, o.depth - k));
                 Num x[std::size_t(w)];
                 unroll<w>([&](auto v) OPD_INLINE_LAMBDA {
-                    const T* const from = b + v() * o.b_depth + k;
-                    x[v()] = v() >= outputs ? Num(0) : across == w ? Num::load(from) : load_part(from, across);
+                    const B* const from = b + v() * o.b_depth + k;
+                    x[v()] = v() >= outputs ? Num(0) : load_words<Num>(from, across);
                     if (ahead > 0) __builtin_prefetch(from + ahead, 0, 2);
                 });
                 transpose(x);
                 const T* const a = o.a + k * o.a_depth;
                 unroll<w>([&](auto d) OPD_INLINE_LAMBDA {
-                    if (d() >= across) return;
-                    unroll<rows()>([&](auto r) OPD_INLINE_LAMBDA {
-                        acc[r()] = fma(Num{double(a[r() * o.a_row + d() * o.a_depth])}, x[d()], acc[r()]);
+                    unroll<pair>([&](auto half) OPD_INLINE_LAMBDA {
+                        constexpr int at = pair * d() + half();
+                        if (at >= across) return;
+                        const Num weights = half_of_word<pair, half()>(x[d()]);
+                        unroll<rows()>([&](auto r) OPD_INLINE_LAMBDA {
+                            acc[r()] = fma(Num{double(a[r() * o.a_row + at * o.a_depth])}, weights, acc[r()]);
+                        });
                     });
                 });
             }
@@ -454,15 +520,15 @@ void product_of_few(const product_operands<T>& o, index_t left, index_t right) {
 inline namespace OPD_ISA {
 
 /// Output tiles of a product: the unit that threads share out.
-template <class T>
-index_t product_tiles(const product_operands<T>& o) {
+template <class T, class B>
+index_t product_tiles(const product_operands<T, B>& o) {
     const detail::tile_shape<T> t(o);
     return t.down * t.across;
 }
 
 /// Computes one output tile.
-template <class T>
-void product_tile(const product_operands<T>& o, index_t tile) {
+template <class T, class B>
+void product_tile(const product_operands<T, B>& o, index_t tile) {
     const detail::tile_shape<T> t(o);
     const index_t i = tile / t.across * t.rows, rows = std::min(t.rows, o.rows - i);
     const index_t left = tile % t.across * t.columns, right = std::min(left + t.columns, o.columns);
@@ -478,8 +544,8 @@ void product_tile(const product_operands<T>& o, index_t tile) {
 }
 
 /// Runs a product on an executor.
-template <class Executor, class T>
-void product(const Executor& executor, const product_operands<T>& o) {
+template <class Executor, class T, class B>
+void product(const Executor& executor, const product_operands<T, B>& o) {
     const index_t tiles = product_tiles(o);
     if (tiles == 1) return product_tile(o, 0);
     executor.parallel_for(tiles, [&](index_t tile) { product_tile(o, tile); });
@@ -488,23 +554,23 @@ void product(const Executor& executor, const product_operands<T>& o) {
 } // namespace OPD_ISA
 
 /// C (M,N) = A (M,K) B (K,N), or C += with accumulate.
-template <class T>
-product_operands<T> product_nn(index_t rows, index_t columns, index_t depth, const T* a, index_t a_stride, const T* b,
-                               index_t b_stride, T* c, index_t c_stride, bool accumulate = false) {
+template <class T, class B>
+product_operands<T, B> product_nn(index_t rows, index_t columns, index_t depth, const T* a, index_t a_stride,
+                                  const B* b, index_t b_stride, T* c, index_t c_stride, bool accumulate = false) {
     return {rows, columns, depth, a, a_stride, 1, b, b_stride, c, c_stride, accumulate, false};
 }
 
 /// C (M,N) = A (K,M)^T B (K,N), or C += with accumulate.
-template <class T>
-product_operands<T> product_tn(index_t rows, index_t columns, index_t depth, const T* a, index_t a_stride, const T* b,
-                               index_t b_stride, T* c, index_t c_stride, bool accumulate = false) {
+template <class T, class B>
+product_operands<T, B> product_tn(index_t rows, index_t columns, index_t depth, const T* a, index_t a_stride,
+                                  const B* b, index_t b_stride, T* c, index_t c_stride, bool accumulate = false) {
     return {rows, columns, depth, a, 1, a_stride, b, b_stride, c, c_stride, accumulate, false};
 }
 
 /// C (M,N) = A (M,K) B (N,K)^T, or C += with accumulate.
-template <class T>
-product_operands<T> product_nt(index_t rows, index_t columns, index_t depth, const T* a, index_t a_stride, const T* b,
-                               index_t b_stride, T* c, index_t c_stride, bool accumulate = false) {
+template <class T, class B>
+product_operands<T, B> product_nt(index_t rows, index_t columns, index_t depth, const T* a, index_t a_stride,
+                                  const B* b, index_t b_stride, T* c, index_t c_stride, bool accumulate = false) {
     return {rows, columns, depth, a, a_stride, 1, b, b_stride, c, c_stride, accumulate, true};
 }
 
