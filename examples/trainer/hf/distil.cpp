@@ -268,7 +268,7 @@ std::int64_t activation_bytes(const model_shape& s, std::int64_t sequences, std:
     const index_t back = (large ? rows : workers * length) * (d + f + 2 * q + kv);
     const index_t attention = (large ? std::min<index_t>(threads, sequences * s.kv_heads) : workers) *
                               (2 * length + s.head_dim) * (columns + 16);
-    const index_t scores = (large ? threads : sequences) * std::max<index_t>(12, s.heads) * columns;
+    const index_t scores = (large ? threads : sequences) * std::max<index_t>(query_tile, s.heads) * columns;
     return std::int64_t{sizeof(float)} * (layers + ends + sums + back + attention + scores);
 }
 

@@ -24,8 +24,6 @@ using opd::serial_executor;
 // Products that many bytes of weights go into are worth waking threads for.
 constexpr std::size_t shared_bytes = std::size_t{1} << 20;
 
-// Query rows that attention handles together.
-constexpr index_t query_tile = 12;
 // Rows that a layer of a small model handles together while they lie in the first-level cache.
 constexpr index_t row_tile = 48;
 // Numbers that are worth waking threads for.

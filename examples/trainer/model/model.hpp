@@ -39,6 +39,9 @@ namespace trainer {
 
 using opd::index_t;
 
+/// Query rows that attention handles together.
+inline constexpr index_t query_tile = 12;
+
 /// By how much a position turns each pair of a head's numbers.
 ///
 ///   frequency(i) = base^(-2i / head_dim), then by `how`
