@@ -724,6 +724,10 @@ TEST_CASE("the memory of a model is known before it is taken") {
     const hf::model_bytes b = hf::bytes_of(d.shape());
     CHECK(b.model == static_cast<std::int64_t>(2 * model.weights.size() + 64 * 6) * 4);
     CHECK(b.training == static_cast<std::int64_t>(3 * model.weights.size()) * 4);
+    const hf::model_bytes halves = hf::bytes_of(d.shape(), storage::bfloat16);
+    CHECK(2 * (halves.model - 64 * 6 * 4 - 4 * model.layout.vectors) == b.model - 64 * 6 * 4);
+    CHECK(halves.training == static_cast<std::int64_t>(4 * model.weights.size()) * 4); // masters
+    CHECK(hf::bytes_of(d.shape(), storage::bfloat16_by_itself).training == b.training);
     const std::string said = d.source().describe();
     says(said, "qwen2, 2 layers, 16 wide, 4 heads of 6 over 2, 28 in the feed-forward part, 40 ids, head tied");
     says(said, std::to_string(d.source().numbers) + " weights in F32 (1 file)");
@@ -1011,6 +1015,12 @@ const std::vector<named_run>& run_kinds() {
                                                       s.settings.distill.rollout_top_k = 12;
                                                   }},
                                                  {"step-off", schedule("step-off", 2)},
+                                                 {"bfloat16", [](auto& s) { s.stored = "bfloat16"; }},
+                                                 {"bfloat16-lora",
+                                                  [](auto& s) {
+                                                      schedule("step-off", 1)(s);
+                                                      s.stored = "bfloat16", s.lora_rank = 2;
+                                                  }},
                                                  {"controlled", schedule("controlled", 1)},
                                                  {"async-0",
                                                   [](auto& s) {
@@ -1143,6 +1153,7 @@ TEST_CASE("a checkpoint of another run, or in a place that is none, is refused a
     refuses("answers.held_out", exit_usage, [](auto& o) { o.held_out = 5; });
     refuses("answers.ends", exit_usage, [](auto& o) { o.ends = {5}; });
     refuses("lora.rank", exit_usage, [](auto& o) { o.lora_rank = 1; });
+    refuses("stored", exit_usage, [](auto& o) { o.stored = "bfloat16"; });
     CHECK(text_of(s.checkpoint) == bytes);
     const std::string prompts = text_of(s.prompts);
     put(s.prompts, prompts + prompts);
@@ -1264,6 +1275,62 @@ TEST_CASE("LoRA's gradient is that of the weights, projected; merged weights are
     CHECK_THROWS_WITH_AS(hf::lora(model, 0, 1, 1), doctest::Contains("rank: must lie in [1, "), opd::invalid_input);
     CHECK_THROWS_AS(hf::lora(model, 1000, 1, 1), opd::invalid_input);
     CHECK_THROWS_WITH_AS(hf::lora(model, 1, NAN, 1), doctest::Contains("alpha: must be positive"), opd::invalid_input);
+}
+
+TEST_CASE("of a model in bfloat16 LoRA's sum is rounded once, and masters are gone") {
+    for (const std::string name : {"qwen2", "qwen3"}) { // whose weights are float, and bfloat16
+        const model_directory from(OPD_TEST_SOURCE_DIR "/tests/trainer/hf_golden/" + name, 16);
+        auto plain = from.model<float>(), halves = from.model<float>(storage::bfloat16);
+        opd::thread_team threads(2);
+        hf::lora adapters(halves, 3, 6, 11);
+        CHECK(adapters.values == hf::lora(plain, 3, 6, 11).values);
+        std::mt19937 random(7);
+        for (float& x : adapters.values) x = std::normal_distribution<float>(0, 0.25F)(random);
+        adapters.merge(plain, threads), adapters.merge(halves, threads);
+        CHECK(halves.weights.empty());
+        std::size_t wrong = 0;
+        for (std::size_t i = 0; i < plain.weights.size(); ++i)
+            wrong += !(halves.stored[i] == opd::bfloat16(plain.weights[i]));
+        CHECK(wrong == 0);
+    }
+}
+
+TEST_CASE("what is trained in bfloat16 is written as it ran, or as its masters, and a BF16 teacher is held as it is") {
+    const scratch dir;
+    const std::string golden = OPD_TEST_SOURCE_DIR "/tests/trainer/hf_golden/";
+    hf::distil_settings s = small_run(dir, "masters");
+    s.stored = "bfloat16", s.settings.distill.rate = 1e-3;
+    const hf::distil_report report = hf::distil(s);
+    CHECK(report.kl_after < report.kl_before);
+    s.out = dir / "ran", s.how.type = "bfloat16";
+    hf::distil(s);
+    std::vector<float> masters = weights_of(dir / "masters"), ran = weights_of(dir / "ran");
+    CHECK(masters != ran);
+    for (float& x : masters) x = static_cast<float>(opd::bfloat16(x));
+    CHECK(same_bits(masters, ran));
+    const model_directory written(dir / "ran");
+    CHECK(written.source().types == "BF16");
+    const auto again = written.model<float>(storage::bfloat16_by_itself);
+    std::vector<float> read(ran.size());
+    again.numbers().copy(0, std::ssize(read), read.data());
+    CHECK(same_bits(read, ran));
+
+    // a teacher of the same numbers in either type
+    const hf::read_model teacher = hf::read_model_directory(s.teacher);
+    hf::write_model_directory(dir / "bf16", teacher.shape, teacher.weights, &teacher.source, {.type = "bfloat16"});
+    const hf::read_model rounded = hf::read_model_directory(dir / "bf16");
+    hf::write_model_directory(dir / "f32", rounded.shape, rounded.weights, &rounded.source);
+    for (const std::string stored : {"float32", "bfloat16"}) // of the student
+        for (const char* of : {"bf16", "f32"}) {
+            s.stored = stored, s.teacher = dir / of, s.out = dir / (stored + of), s.how.type = "float32";
+            s.log.clear(), s.settings.distill.steps = 4;
+            hf::distil(s);
+        }
+    CHECK(same_bits(weights_of(dir / "float32bf16"), weights_of(dir / "float32f32")));
+    CHECK(same_bits(weights_of(dir / "bfloat16bf16"), weights_of(dir / "bfloat16f32")));
+    CHECK_FALSE(same_bits(weights_of(dir / "float32f32"), weights_of(dir / "bfloat16f32")));
+    s.stored = "half", s.out = dir / "no";
+    says(refused([&] { hf::distil(s); }, exit_usage), "--storage must be float32 or bfloat16, not 'half'");
 }
 
 TEST_CASE("LoRA learns, leaves everything else alone, and is written merged and as PEFT reads it") {
@@ -1439,7 +1506,8 @@ TEST_CASE("the program does what its options say, and refuses those that nothing
                          "--learner-threads=1",
                          "--checkpoint=" + dir / "c",
                          "--checkpoint-every=1",
-                         "--type=float32"}) == exit_ok);
+                         "--type=float32",
+                         "--storage=float32"}) == exit_ok);
     CHECK(same_bits(weights_of(dir / "main"), weights_of(dir / "api")));
     CHECK(!fs::exists(dir / "c"));
     for (const std::vector<std::string>& more :

@@ -85,6 +85,29 @@ TEST_CASE("activations take what is said, with and without gradient checkpointin
     }
 }
 
+TEST_CASE("a model and its optimiser take what is said, in float and in bfloat16") {
+    model_shape large = shape_of(264000);
+    large.tied = true;
+    for (const model_shape& shape : {shape_of(50), large})
+        for (const storage how : {storage::numbers, storage::bfloat16, storage::bfloat16_by_itself}) {
+            CAPTURE(shape.vocabulary);
+            CAPTURE(static_cast<int>(how));
+            const hf::model_bytes said = hf::bytes_of(shape, how);
+            const long before = asked;
+            transformer<float> model(shape, how);
+            model.weights_changed();
+            const double taken = static_cast<double>(asked - before);
+            const double masters = how == storage::bfloat16 ? 4.0 * static_cast<double>(model.layout.size) : 0;
+            CHECK(taken - masters == doctest::Approx(static_cast<double>(said.model)).epsilon(0.02)); // and the layout
+            if (how == storage::bfloat16_by_itself) continue;
+            adamw_state state;
+            std::vector<float> gradient(static_cast<std::size_t>(model.layout.size), 0.1F);
+            adamw_step({}, 1e-3, gradient, state, model);
+            CHECK(static_cast<double>(asked - before) - taken + masters ==
+                  doctest::Approx(static_cast<double>(said.training)).epsilon(0.01));
+        }
+}
+
 TEST_CASE("a learner takes as much less with the option as is said") {
     const model_shape shape = shape_of(50);
     transformer<float> student(shape);

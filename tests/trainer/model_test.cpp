@@ -4,9 +4,14 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <functional>
+#include <numeric>
+#include <stdexcept>
 #include <vector>
 
 #include "model/model.hpp"
+#include "model/optimizer.hpp"
+#include "opd/element.hpp"
 #include "opd/rng.hpp"
 
 namespace {
@@ -294,68 +299,149 @@ TEST_CASE("a forward pass whose large products a team shares has the bits of one
     CHECK(want.front() != -1.0f);
 }
 
-TEST_CASE("a large model, without copies and with its sequences together, has the bits of a small one") {
-    model_shape shape = other_family(small_shape(true), rope::scaling::llama3, true);
-    SUBCASE("with biases") {}
-    SUBCASE("with norms of q and k, a head of its own") { shape = small_shape(false); }
-    shape.width = 256, shape.ffn = 520, shape.vocabulary = 1100, shape.head_dim = 12;
-    CHECK_FALSE(transformer<float>(shape).large);
-    CHECK(transformer<float>({.vocabulary = 66000, .width = 256, .heads = 1, .kv_heads = 1, .tied = true}).large);
+namespace {
+
+struct results {
+    std::vector<float> logits, gradient, states, rest, decoded;
+};
+bool same(const results& a, const results& b) {
+    const auto bits = [](const std::vector<float>& x, const std::vector<float>& y) {
+        return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(float)) == 0;
+    };
+    CHECK(bits(a.logits, b.logits));
+    CHECK(bits(a.gradient, b.gradient));
+    CHECK(bits(a.states, b.states));
+    CHECK(bits(a.rest, b.rest));
+    CHECK(bits(a.decoded, b.decoded));
+    return bits(a.gradient, b.gradient);
+}
+
+/// What a model makes of sequences of 5, 33, 1 and 60 tokens: forward and backward passes, and the last one decoded beside others.
+results results_of(const transformer<float>& model, int size, bool checkpointed = false) {
+    const model_shape& shape = model.shape;
     const auto sequences = random_sequences(shape.vocabulary, {5, 33, 1, 60});
-    struct results {
-        std::vector<float> logits, gradient, states, rest, decoded;
-    };
-    const auto run = [&](bool large, int size) {
-        transformer<float> model(shape);
-        model.initialise(4);
-        model.large = large;
-        const auto jitter = coefficients<float>(model.layout.size); // norms start at 1, biases at 0
-        for (std::size_t i = 0; i < model.weights.size(); ++i) model.weights[i] += 0.1f * jitter[i];
-        model.weights_changed();
-        opd::thread_team threads(size);
-        training_pass<float> pass(model, threads);
-        results r;
-        const index_t rows = pass.set_sequences(sequences), v = shape.vocabulary, d = shape.width;
-        CHECK(pass.first_row(3) == 39);
-        r.logits.resize(static_cast<std::size_t>(rows * v));
-        pass.forward(r.logits.data());
-        pass.backward(coefficients<float>(rows * v).data(), r.gradient);
-        r.states.resize(static_cast<std::size_t>(rows * d));
-        pass.forward_states(r.states.data());
-        r.rest.assign(model.weights.size(), 0.5f);
-        pass.backward_states(coefficients<float>(rows * d).data(), r.rest);
-        kv_cache<float> cache; // 16 of a sequence, then token by token, beside others
-        cache.resize(shape, 20, 64);
-        forward_state<float> state;
-        state.threads = large ? &threads : nullptr;
-        for (index_t t = 15; t < 24; ++t) {
-            std::vector<segment> segments;
-            std::vector<std::int32_t> tokens;
-            for (index_t slot = 0; slot < 20; ++slot) {
-                const index_t from = t == 15 ? 0 : t;
-                segments.push_back({.slot = slot, .start = from, .count = t + 1 - from});
-                for (index_t i = from; i <= t; ++i)
-                    tokens.push_back((sequences[3][static_cast<std::size_t>(i)] + static_cast<std::int32_t>(slot)) %
-                                     shape.vocabulary);
-            }
-            r.decoded.resize(tokens.size() * static_cast<std::size_t>(v));
-            forward_rows<float>(model, segments, tokens, cache, state, false, r.decoded.data());
+    opd::thread_team threads(size);
+    training_pass<float> pass(model, threads, checkpointed);
+    results r;
+    const index_t rows = pass.set_sequences(sequences), v = shape.vocabulary, d = shape.width;
+    CHECK(pass.first_row(3) == 39);
+    r.logits.resize(static_cast<std::size_t>(rows * v));
+    pass.forward(r.logits.data());
+    pass.backward(coefficients<float>(rows * v).data(), r.gradient);
+    r.states.resize(static_cast<std::size_t>(rows * d));
+    pass.forward_states(r.states.data());
+    r.rest.assign(static_cast<std::size_t>(model.layout.size), 0.5f);
+    pass.backward_states(coefficients<float>(rows * d).data(), r.rest);
+    kv_cache<float> cache; // 16 of a sequence, then token by token, beside others
+    cache.resize(shape, 20, 64);
+    forward_state<float> state;
+    state.threads = model.large ? &threads : nullptr;
+    for (index_t t = 15; t < 24; ++t) {
+        std::vector<segment> segments;
+        std::vector<std::int32_t> tokens;
+        for (index_t slot = 0; slot < 20; ++slot) {
+            const index_t from = t == 15 ? 0 : t;
+            segments.push_back({.slot = slot, .start = from, .count = t + 1 - from});
+            for (index_t i = from; i <= t; ++i)
+                tokens.push_back((sequences[3][static_cast<std::size_t>(i)] + static_cast<std::int32_t>(slot)) %
+                                 shape.vocabulary);
         }
-        const float* of_last = r.decoded.data(); // the first slot has the sequence itself
-        CHECK(std::memcmp(of_last, r.logits.data() + (39 + 23) * v, static_cast<std::size_t>(v) * sizeof(float)) == 0);
-        return r;
-    };
-    const results small = run(false, 2);
-    for (const int size : {1, 2, 3}) {
-        const results large = run(true, size);
-        const auto same = [](const std::vector<float>& a, const std::vector<float>& b) {
-            return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
+        r.decoded.resize(tokens.size() * static_cast<std::size_t>(v));
+        forward_rows<float>(model, segments, tokens, cache, state, false, r.decoded.data());
+    }
+    const float* of_last = r.decoded.data(); // the first slot has the sequence itself
+    CHECK(std::memcmp(of_last, r.logits.data() + (39 + 23) * v, static_cast<std::size_t>(v) * sizeof(float)) == 0);
+    return r;
+}
+
+std::vector<float> some_weights(const model_shape& shape) {
+    transformer<float> model(shape);
+    model.initialise(4);
+    const auto jitter = coefficients<float>(model.layout.size); // norms start at 1, biases at 0
+    for (std::size_t i = 0; i < model.weights.size(); ++i) model.weights[i] += 0.1f * jitter[i];
+    return model.weights;
+}
+
+model_shape wide_shape(bool biases) {
+    model_shape shape = biases ? other_family(small_shape(true), rope::scaling::llama3, true) : small_shape(false);
+    shape.width = 256, shape.ffn = 520, shape.vocabulary = 1100, shape.head_dim = 12;
+    return shape;
+}
+
+} // namespace
+
+TEST_CASE("a large model, without copies and with its sequences together, has the bits of a small one") {
+    CHECK(transformer<float>({.vocabulary = 66000, .width = 256, .heads = 1, .kv_heads = 1, .tied = true}).large);
+    for (const bool biases : {true, false}) { // a tied head, or norms of q and k and a head of its own
+        CAPTURE(biases);
+        const model_shape shape = wide_shape(biases);
+        const auto model = [&](bool large) {
+            transformer<float> r(shape);
+            CHECK_FALSE(r.large);
+            r.large = large;
+            r.weights = some_weights(shape);
+            r.weights_changed();
+            return r;
         };
-        CHECK(same(large.logits, small.logits));
-        CHECK(same(large.gradient, small.gradient));
-        CHECK(same(large.states, small.states));
-        CHECK(same(large.rest, small.rest));
-        CHECK(same(large.decoded, small.decoded));
+        const results small = results_of(model(false), 2);
+        for (const int size : {1, 2, 3}) CHECK(same(results_of(model(true), size), small));
+    }
+}
+
+TEST_CASE("a model in bfloat16 has the bits of a float one of the same numbers") {
+    for (const bool biases : {true, false}) {
+        CAPTURE(biases);
+        const model_shape shape = wide_shape(biases);
+        const std::vector<float> masters = some_weights(shape);
+        std::vector<float> numbers;
+        for (const float x : masters) numbers.push_back(static_cast<float>(opd::bfloat16(x)));
+        CHECK(numbers != masters);
+        for (const bool large : {false, true}) {
+            CAPTURE(large);
+            transformer<float> plain(shape), halves(shape, storage::bfloat16);
+            plain.large = halves.large = large;
+            plain.weights = numbers, halves.weights = masters;
+            plain.weights_changed(), halves.weights_changed();
+            const results expected = results_of(plain, 2);
+            CHECK(same(results_of(halves, 2), expected));
+            CHECK(halves.weights == masters);
+            const transformer<float> working = halves.working();
+            CHECK(working.weights.empty());
+            CHECK(same(results_of(working, 3, true), expected)); // gradient checkpointing
+            plain.split = halves.split = 3;
+            CHECK(same(results_of(halves, 1), results_of(plain, 1)));
+        }
+    }
+    CHECK_THROWS_AS(transformer<double>(small_shape(true), storage::bfloat16), std::invalid_argument);
+}
+
+TEST_CASE("masters keep what an update changes below bfloat16's steps") {
+    const model_shape shape = small_shape(true);
+    transformer<float> plain(shape), halves(shape, storage::bfloat16);
+    for (transformer<float>* m : {&plain, &halves}) {
+        m->weights = some_weights(shape);
+        m->weights_changed();
+    }
+    std::vector<float> gradient = coefficients<float>(plain.layout.size);
+    adamw_state of_plain, of_halves;
+    const auto rounded = [&] {
+        for (std::size_t i = 0; i < plain.weights.size(); ++i)
+            if (!(halves.stored[i] == opd::bfloat16(halves.weights[i]))) return false;
+        return true;
+    };
+    const std::vector<opd::bfloat16> before = halves.stored;
+    std::ptrdiff_t moved = 0;
+    for (int step = 1; step <= 40; ++step) {
+        adamw_step({}, 1e-5, gradient, of_plain, plain);
+        adamw_step({}, 1e-5, gradient, of_halves, halves);
+        CHECK(halves.weights == plain.weights);
+        CHECK(rounded());
+        const std::ptrdiff_t now =
+            std::ssize(before) - std::inner_product(before.begin(), before.end(), halves.stored.begin(),
+                                                    std::ptrdiff_t{0}, std::plus<>(), std::equal_to<>());
+        if (step == 1) CHECK(now < std::ssize(before) / 10); // a step is far below most numbers' spacing
+        if (step == 40) CHECK(now > 4 * moved);
+        if (step == 1) moved = now;
     }
 }
 

@@ -197,7 +197,7 @@ int distil_main(int argc, const char* const* argv) {
     return run_program("opd-distil", told_plainly, [&] {
         CLI::App app("Distils a model directory of transformers from another, on the student's own answers to\n"
                      "prompts, and writes the student as a third. Qwen3, Qwen2 and Llama; all weights or LoRA, in\n"
-                     "float; rollout, teacher and learner take turns or overlap (--schedule).",
+                     "float or bfloat16; rollout, teacher and learner take turns or overlap (--schedule).",
                      "opd-distil");
         app.option_defaults()->take_last()->always_capture_default();
         hf::distil_settings s;
@@ -224,6 +224,10 @@ int distil_main(int argc, const char* const* argv) {
                      "go on where the two directories' tokenizer.json have different vocabularies");
         app.add_option("--out", s.out, "directory to write, which may not be there yet")->required();
         app.add_option("--type", s.how.type, "of the weights in --out")->check(CLI::IsMember({"float32", "bfloat16"}));
+        app.add_option("--storage", s.stored,
+                       "what the student's weights are while it runs: bfloat16 halves what decoding a token reads; "
+                       "AdamW keeps float masters beside them, rounded to nearest even after each update")
+            ->check(CLI::IsMember({"float32", "bfloat16"}));
         app.add_option("--log", s.log, "file of a line of JSON a step");
         app.add_option("--checkpoint", s.checkpoint,
                        "file that a run which stops or dies can go on from: weights or adapters, AdamW's moments and "

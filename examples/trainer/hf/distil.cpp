@@ -344,6 +344,8 @@ public:
 
 private:
     void say_memory() const;
+    storage student_storage() const;
+    storage teacher_storage() const;
     std::string settings_text() const;
     void take_checkpoint();
     void save(std::string in_flight);
@@ -396,6 +398,8 @@ private:
 };
 
 distillation::distillation(const distil_settings& s) : s_(s), stop_after_(s.stop_after) {
+    if (s.stored != "float32" && s.stored != "bfloat16")
+        throw failure(exit_usage, fmt::format("--storage must be float32 or bfloat16, not '{}'", s.stored));
     std::error_code none;
     if (std::filesystem::exists(s.out, none) && !std::filesystem::is_empty(s.out, none)) // said now, not after hours
         throw failure(exit_io, fmt::format("--out: {} is there already, and is no empty directory", s.out));
@@ -491,23 +495,31 @@ distillation::distillation(const distil_settings& s) : s_(s), stop_after_(s.stop
     c_.student_model = of_student_->shape();
     c_.teacher_model = of_teacher_ ? of_teacher_->shape() : c_.student_model;
     say_memory();
-    student_.emplace(of_student_->model<float>());
-    teacher_.emplace(of_teacher_ ? of_teacher_->model<float>() : no_model());
+    student_.emplace(of_student_->model<float>(student_storage()));
+    teacher_.emplace(of_teacher_ ? of_teacher_->model<float>(teacher_storage()) : no_model());
     if (offline)
         for (const std::string& line : set_->check({.tokenizer = print_of_tokenizer(of_student_->source()),
-                                       .reference_policy = print_of_policy(student_->weights, c_.distill.temperature)}))
+                                       .reference_policy = print_of_policy(*student_, c_.distill.temperature)}))
             spdlog::warn("--data-set: {}", line);
     backend_.threads = learner_threads_of(c_); // where the stages take turns, of all of them
     state_.stage = stage::distill;
 }
 
+// LoRA's base and values take the place of masters once they are made.
+storage distillation::student_storage() const { return s_.stored == "bfloat16" ? storage::bfloat16 : storage::numbers; }
+storage distillation::teacher_storage() const {
+    return of_teacher_->source().types == "BF16" ? storage::bfloat16_by_itself : storage::numbers;
+}
+
 void distillation::say_memory() const {
     const model_shape& shape = of_student_->shape();
-    const model_bytes mine = bytes_of(shape), theirs = of_teacher_ ? bytes_of(of_teacher_->shape()) : model_bytes{};
+    const bool halves = student_storage() == storage::bfloat16;
+    const model_bytes mine = bytes_of(shape, student_storage()),
+                      theirs = of_teacher_ ? bytes_of(of_teacher_->shape(), teacher_storage()) : model_bytes{};
     const std::int64_t batch = batch_of(c_), update = batch / c_.distill.mini_batches, length = task_->max_length();
     const std::int64_t at_once =
         c_.distill.micro_batch > 0 ? std::min<std::int64_t>(c_.distill.micro_batch, update) : update;
-    const std::int64_t gradient = mine.training / 3; // AdamW has two moments beside it
+    const std::int64_t gradient = bytes_of(shape).training / 3; // AdamW has two moments beside it
     const std::int64_t learning =
         (s_.lora_rank > 0 ? gradient + lora::bytes(shape, s_.lora_rank, of_student_->source().types == "BF16")
                           : mine.training) +
@@ -525,14 +537,19 @@ void distillation::say_memory() const {
     const std::int64_t copies = overlaps() ? 3 * mine.model : 0;
     spdlog::info("student {}", of_student_->source().describe());
     spdlog::info("teacher {}", of_teacher_ ? of_teacher_->source().describe() : set_ ? set_->folder() : s_.teacher);
-    spdlog::info(
-        "memory: {:.3g} GB at most: student {:.3g}, {} {:.3g}, teacher {:.3g}, {} of {} answers of {} tokens {:.3g}, "
-        "keys and values {:.3g}{}",
-        gigabytes(mine.model + learning + theirs.model + activations + cache + copies), gigabytes(mine.model),
-        s_.lora_rank > 0 ? "gradient, base and adapters" : "gradient and AdamW", gigabytes(learning),
-        gigabytes(theirs.model), checkpointed ? "checkpointed activations" : "activations", at_once, length,
-        gigabytes(activations), gigabytes(cache),
-        copies > 0 ? fmt::format(", weights of rollout {:.3g}", gigabytes(copies)) : std::string());
+    spdlog::info("memory: {:.3g} GB at most: student {:.3g}{}, {} {:.3g}, teacher {:.3g}{}, {} of {} answers of {} "
+                 "tokens {:.3g}, "
+                 "keys and values {:.3g}{}",
+                 gigabytes(mine.model + learning + theirs.model + activations + cache + copies), gigabytes(mine.model),
+                 halves ? " in bfloat16" : "",
+                 s_.lora_rank > 0 ? "gradient, base and adapters"
+                 : halves         ? "gradient, AdamW and float masters"
+                                  : "gradient and AdamW",
+                 gigabytes(learning), gigabytes(theirs.model),
+                 of_teacher_ && teacher_storage() != storage::numbers ? " in bfloat16" : "",
+                 checkpointed ? "checkpointed activations" : "activations", at_once, length, gigabytes(activations),
+                 gigabytes(cache),
+                 copies > 0 ? fmt::format(", weights of rollout {:.3g}", gigabytes(copies)) : std::string());
 }
 
 // --- checkpoints ----------------------------------------------------------------------------------------------------
@@ -540,12 +557,14 @@ void distillation::say_memory() const {
 // All that the bits of a run depend on: what a checkpoint was made with.
 std::string distillation::settings_text() const {
     nlohmann::ordered_json j = results_json(c_);
-    j["models"] = {{"student", print_of_teacher(student_->weights)},
-                   {"teacher", set_            ? set_->print()
-                               : is_served(c_) ? by_.weights
-                                               : print_of_teacher(teacher_->weights)}};
+    j["models"] = {
+        {"student", student_->weights.empty() ? print_of_teacher(*student_) : print_of_teacher(student_->weights)},
+        {"teacher", set_            ? set_->print()
+                    : is_served(c_) ? by_.weights
+                                    : print_of_teacher(*teacher_)}};
     j["answers"] = {
         {"prompts", task_->print()}, {"held_out", s_.held_out}, {"max_response", s_.max_response}, {"ends", ends_}};
+    if (s_.stored != "float32") j["stored"] = s_.stored;
     j["lora"] = {{"rank", lora_ ? lora_->rank() : 0}, {"alpha", lora_ ? lora_->alpha() : 0.0}};
     return j.dump();
 }
@@ -835,7 +854,8 @@ distil_report distillation::go() {
                                           text.substr(std::string("opd: ").size() + e.argument.size() + 1));
         }
     }
-    learn_.emplace(c_, *student_, state_.student_optimizer, backend_, head_of(*teacher_));
+    if (lora_ && student_->in_bfloat16()) student_->weights = {}; // base and values are what it is rounded from
+    learn_.emplace(c_, *student_, state_.student_optimizer, backend_, model_head(*teacher_));
     if (lora_)
         learn_->update_with([this](double rate, std::vector<float>& gradient) {
             return lora_->step(c_.optimizer, rate, gradient, state_.student_optimizer, *student_, backend_.team());
@@ -890,8 +910,7 @@ distil_report distillation::go() {
     report_.sample_after = say_sample();
     std::optional<adapter_files> adapter;
     if (lora_) adapter = lora_->files(s_.student);
-    write_model_directory(s_.out, student_->shape, student_->weights, &of_student_->source(), s_.how,
-                          adapter ? &*adapter : nullptr);
+    write_model_directory(s_.out, *student_, &of_student_->source(), s_.how, adapter ? &*adapter : nullptr);
     spdlog::info("written: {} as {}", s_.out, s_.how.type);
     if (!s_.checkpoint.empty()) std::filesystem::remove(s_.checkpoint);
     return report_;

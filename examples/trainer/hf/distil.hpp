@@ -23,6 +23,11 @@
 // tokens that somebody drew and a teacher scored. Its last sequences are held out: KL(student || teacher) is measured on
 // them as the mean of (p/pi_ref) (log p - log q), and answers that are shown are to their prompts.
 //
+// With `stored` "bfloat16" the student's weights that forward and backward passes read are bfloat16. AdamW changes float
+// masters, which are rounded to nearest even after each update (never stochastically); they are what a checkpoint has,
+// and what is written. A teacher whose files are BF16 throughout is held as they are, whatever `stored` is: the bits are
+// those of the floats.
+//
 // With `lora_rank` LoRA's matrices are learnt (lora.hpp); what is written is merged, the adapter beside it.
 //
 // With `checkpoint` a run that stops or dies goes on with --resume from its last whole file: weights or adapters,
@@ -82,14 +87,15 @@ struct distil_settings {
     std::string log;                            ///< file of a line of JSON a step; empty: none
     std::vector<token> ends;                    ///< empty: end_tokens() of the student
     int max_response = 256;
-    int held_out = 16;             ///< of the prompts, or the set's sequences, the last
-    int say_every = 10;            ///< steps; 0: the first and the last alone
-    bool accept_tokenizer = false; ///< without check_same_tokenizer()
-    int lora_rank = 0;             ///< 0: all weights are trained
-    double lora_alpha = 0;         ///< 0: twice the rank
-    std::string checkpoint;        ///< file that the run can go on from, gone once `out` is there; empty: none
-    bool resume = false;           ///< go on from it
-    std::int64_t stop_after = -1;  ///< for tests: as if interrupted after so many further steps
+    int held_out = 16;              ///< of the prompts, or the set's sequences, the last
+    int say_every = 10;             ///< steps; 0: the first and the last alone
+    bool accept_tokenizer = false;  ///< without check_same_tokenizer()
+    int lora_rank = 0;              ///< 0: all weights are trained
+    double lora_alpha = 0;          ///< 0: twice the rank
+    std::string checkpoint;         ///< file that the run can go on from, gone once `out` is there; empty: none
+    bool resume = false;            ///< go on from it
+    std::int64_t stop_after = -1;   ///< for tests: as if interrupted after so many further steps
+    std::string stored = "float32"; ///< or "bfloat16": the student's weights while the run lasts
     write_options how;
     config settings; ///< what distil_options() names
 };

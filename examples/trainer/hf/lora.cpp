@@ -78,14 +78,18 @@ float lora::base_at(index_t i) const {
 
 void lora::merge(transformer<float>& model, opd::thread_team& threads) const {
     const auto scale = static_cast<float>(alpha_ / rank_);
+    if (model.in_bfloat16()) model.weights = {};
     threads.run(std::ssize(layers_), [&](index_t n, int) {
         const layer& l = layers_[static_cast<std::size_t>(n)];
         const index_t in = l.a.columns;
+        std::vector<float> sum(static_cast<std::size_t>(in));
         for (index_t row = 0; row < l.part.place.rows; ++row) {
-            float* const w = model.weights.data() + l.part.place.offset + row * in;
+            const index_t place = l.part.place.offset + row * in;
+            float* const w = model.in_bfloat16() ? sum.data() : model.weights.data() + place;
             for (index_t i = 0; i < in; ++i) w[i] = base_at(l.base + row * in + i);
             const float* const b = values.data() + l.b.offset + row * rank_;
             for (int k = 0; k < rank_; ++k) add_times(scale * b[k], values.data() + l.a.offset + k * in, in, w);
+            if (model.in_bfloat16()) round_to_bfloat16(w, in, model.stored.data() + place);
         }
     });
     model.weights_changed();

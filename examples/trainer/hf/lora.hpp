@@ -30,7 +30,7 @@ namespace trainer::hf {
 
 class lora {
 public:
-    /// On a model whose weights are the base. rank: from 1 to the least of all layers' inputs and outputs, else
+    /// On a model whose weights, or masters, are the base. rank: from 1 to the least of all layers' inputs and outputs, else
     /// opd::invalid_input("rank"); alpha: positive and finite, else opd::invalid_input("alpha").
     lora(const transformer<float>& base, int rank, double alpha, std::uint64_t seed);
 
@@ -40,7 +40,8 @@ public:
     double alpha() const { return alpha_; }
 
     /// The layers' weights of `model`, from base and values; nothing else of it is written. A weight's bits depend on
-    /// neither threads nor on what was there.
+    /// neither threads nor on what was there. Of a model in bfloat16 the sum is rounded once, to where it is read: it
+    /// has no masters, since base and values are that.
     void merge(transformer<float>& model, opd::thread_team& threads) const;
 
     /// Of values, from that of all weights.

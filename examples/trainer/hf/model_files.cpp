@@ -98,7 +98,10 @@ void convert_each(const std::byte* from, std::size_t n, T* to, Convert&& convert
     for (std::size_t i = 0; i < n; ++i) {
         Stored x;
         std::memcpy(&x, from + i * sizeof x, sizeof x);
-        to[i] = static_cast<T>(convert(x));
+        if constexpr (std::is_same_v<T, opd::bfloat16>)
+            to[i] = T(static_cast<float>(convert(x)));
+        else
+            to[i] = static_cast<T>(convert(x));
     }
 }
 template <class T>
@@ -116,6 +119,7 @@ bool is_number_type(std::string_view type) { return type == "BF16" || type == "F
 
 // By its bits: where the compiler takes every number for finite, too.
 bool is_finite(float x) { return (std::bit_cast<std::uint32_t>(x) & 0x7f800000U) != 0x7f800000U; }
+bool is_finite(opd::bfloat16 x) { return (x.bits & 0x7f80U) != 0x7f80U; }
 bool is_finite(double x) {
     constexpr std::uint64_t exponent = 0x7ff0000000000000U;
     return (std::bit_cast<std::uint64_t>(x) & exponent) != exponent;
@@ -147,11 +151,15 @@ std::string model_source::describe() const {
         s.tied ? "tied" : "of its own", numbers, types, files, files == 1 ? "file" : "files");
 }
 
-model_bytes bytes_of(const model_shape& s) {
-    const std::int64_t weights = model_layout(s).size;
-    constexpr std::int64_t number = sizeof(float);
+model_bytes bytes_of(const model_shape& s, storage how) {
+    const model_layout layout(s);
+    const std::int64_t weights = layout.size;
+    constexpr std::int64_t number = sizeof(float), half = sizeof(opd::bfloat16);
     const std::int64_t copies = number * weights > transformer<float>::large_bytes ? 1 : 2;
-    return {number * (copies * weights + index_t{s.max_length} * s.head_dim), number * 3 * weights};
+    const std::int64_t angles = number * index_t{s.max_length} * s.head_dim;
+    if (how == storage::numbers) return {number * copies * weights + angles, number * 3 * weights};
+    return {half * copies * weights + number * layout.vectors + angles,
+            number * (how == storage::bfloat16 ? 4 : 3) * weights};
 }
 
 model_directory::model_directory(const std::string& path, int max_length) {
@@ -261,7 +269,7 @@ void model_directory::read(std::span<T> weights) const {
     const model_layout layout(shape_);
     if (std::ssize(weights) != layout.size)
         throw opd::invalid_input("weights", fmt::format("are {}; the model has {}", weights.size(), layout.size));
-    std::fill(weights.begin(), weights.end(), T(0));
+    std::fill(weights.begin(), weights.end(), T(0.0F));
     as_input([&] {
         each_part(shape_, layout, [&](const std::string& name, const tensor& place, const std::vector<index_t>&) {
             const found& f = tensors_.at(name);
@@ -286,6 +294,7 @@ std::vector<linear_part> linear_parts(const model_shape& shape) {
 
 template void model_directory::read(std::span<float>) const;
 template void model_directory::read(std::span<double>) const;
+template void model_directory::read(std::span<opd::bfloat16>) const;
 
 read_model read_model_directory(const std::string& path, int max_length) {
     const model_directory directory(path, max_length);
@@ -313,9 +322,19 @@ void write_text(const std::string& folder, const std::string& name, std::string_
     file.finish();
 }
 
+// f(at) with numbers [at, at + part.size()) of a tensor in `part`, some at a time.
+template <class F>
+void each_piece(const stored_numbers& weights, const tensor& place, std::vector<float>& part, F&& f) {
+    for (index_t at = 0; at < place.size(); at += std::ssize(part)) {
+        part.resize(static_cast<std::size_t>(std::min<index_t>(place.size() - at, 1 << 16)));
+        weights.copy(place.offset + at, std::ssize(part), part.data());
+        f(at);
+    }
+}
+
 // Tensors of one file, converted some at a time.
 void write_shard(const std::string& folder, const std::string& name, std::span<const written_tensor> tensors,
-                 const float* weights, bool bfloat16) {
+                 const stored_numbers& weights, bool bfloat16) {
     const std::size_t width = bfloat16 ? 2 : 4;
     opd::data::safetensors_header h{{{"format", "pt"}}, {}, 0}; // transformers asks for the format
     std::size_t at = 0;
@@ -327,18 +346,15 @@ void write_shard(const std::string& folder, const std::string& name, std::span<c
     data::new_file file(folder, name);
     const std::string front = data::header_bytes(h);
     file.write(std::as_bytes(std::span(front.data(), front.size())));
-    std::vector<std::uint16_t> part;
-    for (const written_tensor& t : tensors) {
-        std::span<const float> rest(weights + t.place.offset, static_cast<std::size_t>(t.place.size()));
-        if (!bfloat16) file.write(std::as_bytes(rest));
-        while (bfloat16 && !rest.empty()) {
-            const auto some = rest.first(std::min<std::size_t>(rest.size(), std::size_t{1} << 16));
-            part.resize(some.size());
-            std::transform(some.begin(), some.end(), part.begin(), opd::detail::float_to_bfloat16);
-            file.write(std::as_bytes(std::span(part)));
-            rest = rest.subspan(some.size());
-        }
-    }
+    std::vector<float> part;
+    std::vector<std::uint16_t> rounded;
+    for (const written_tensor& t : tensors)
+        each_piece(weights, t.place, part, [&](index_t) {
+            if (!bfloat16) return file.write(std::as_bytes(std::span(part)));
+            rounded.resize(part.size());
+            std::transform(part.begin(), part.end(), rounded.begin(), opd::detail::float_to_bfloat16);
+            file.write(std::as_bytes(std::span(rounded)));
+        });
     file.finish();
 }
 
@@ -372,12 +388,12 @@ void write_adapter(const std::string& folder, const adapter_files& a) {
     if (::mkdir(folder.c_str(), 0777) != 0) data::cannot_write(folder, "cannot be created");
     std::vector<written_tensor> tensors;
     for (const auto& [name, place] : a.tensors) tensors.push_back({name, place, {place.rows, place.columns}});
-    write_shard(folder, "adapter_model.safetensors", tensors, a.values.data(), false);
+    write_shard(folder, "adapter_model.safetensors", tensors, {a.values.data()}, false);
     write_text(folder, "adapter_config.json", a.config);
 }
 
-void write_all_of(const std::string& path, const model_shape& shape, const model_layout& layout, const float* weights,
-                  const model_source* from, const write_options& how, const json& config,
+void write_all_of(const std::string& path, const model_shape& shape, const model_layout& layout,
+                  const stored_numbers& weights, const model_source* from, const write_options& how, const json& config,
                   const adapter_files* adapter) {
     const bool bfloat16 = how.type == "bfloat16";
     std::vector<std::vector<written_tensor>> shards(1);
@@ -411,33 +427,49 @@ void write_all_of(const std::string& path, const model_shape& shape, const model
     folder.become(path);
 }
 
-} // namespace
-
-void write_model_directory(const std::string& name, const model_shape& shape, std::span<const float> weights,
-                           const model_source* from, const write_options& how, const adapter_files* adapter) {
+void write_checked(const std::string& name, const model_shape& shape, const model_layout& layout,
+                   const stored_numbers& weights, const model_source* from, const write_options& how,
+                   const adapter_files* adapter) {
     std::string path = name;
     while (path.size() > 1 && path.back() == '/') path.pop_back();
     if (how.type != "float32" && how.type != "bfloat16")
         throw opd::invalid_input("type", fmt::format("must be float32 or bfloat16, not '{}'", how.type));
     if (how.shard_bytes == 0) throw opd::invalid_input("shard_bytes", "must be positive");
-    const model_layout layout(shape);
-    if (std::ssize(weights) != layout.size)
-        throw opd::invalid_input("weights", fmt::format("are {}; the shape has {}", weights.size(), layout.size));
     const json config = config_for(shape, from ? &from->config : nullptr, how.type);
     const bool rounded = how.type == "bfloat16";
-    each_part(shape, layout, [&](const std::string& name, const tensor& place, const std::vector<index_t>&) {
-        for (index_t i = 0; i < place.size(); ++i) {
-            const float x = weights[static_cast<std::size_t>(place.offset + i)];
-            // the largest floats are rounded to infinity
-            if (is_finite(rounded ? opd::detail::bfloat16_to_float(opd::detail::float_to_bfloat16(x)) : x)) continue;
-            throw opd::invalid_input("weights", fmt::format("of '{}' are not finite as {} at {}", name, how.type, i));
-        }
+    std::vector<float> part;
+    each_part(shape, layout, [&](const std::string& of, const tensor& place, const std::vector<index_t>&) {
+        each_piece(weights, place, part, [&](index_t at) {
+            for (const float& x : part) {
+                // the largest floats are rounded to infinity
+                if (is_finite(rounded ? opd::detail::bfloat16_to_float(opd::detail::float_to_bfloat16(x)) : x))
+                    continue;
+                throw opd::invalid_input("weights", fmt::format("of '{}' are not finite as {} at {}", of, how.type,
+                                                                at + (&x - part.data())));
+            }
+        });
     });
     try {
-        write_all_of(path, shape, layout, weights.data(), from, how, config, adapter);
+        write_all_of(path, shape, layout, weights, from, how, config, adapter);
     } catch (const opd::error& e) {
         throw failure(exit_io, e.what());
     }
+}
+
+} // namespace
+
+void write_model_directory(const std::string& path, const model_shape& shape, std::span<const float> weights,
+                           const model_source* from, const write_options& how, const adapter_files* adapter) {
+    const model_layout layout(shape);
+    if (std::ssize(weights) != layout.size)
+        throw opd::invalid_input("weights", fmt::format("are {}; the shape has {}", weights.size(), layout.size));
+    write_checked(path, shape, layout, {weights.data()}, from, how, adapter);
+}
+
+void write_model_directory(const std::string& path, const transformer<float>& model, const model_source* from,
+                           const write_options& how, const adapter_files* adapter) {
+    if (!model.weights.empty()) return write_model_directory(path, model.shape, model.weights, from, how, adapter);
+    write_checked(path, model.shape, model.layout, model.numbers(), from, how, adapter);
 }
 
 } // namespace trainer::hf

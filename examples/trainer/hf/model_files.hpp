@@ -54,12 +54,13 @@ struct model_source {
     std::string describe() const;
 };
 
-/// Bytes of a model's weights as transformer<float> holds them, twice if it is not large, with its table of angles; and
-/// what a step of training with AdamW adds for gradient and two moments. Activations come on top.
+/// Bytes of a model's weights as transformer<float> reads them, twice if it is not large, with its table of angles; and
+/// what a step of training with AdamW adds for gradient, two moments and, in bfloat16, masters, which
+/// storage::bfloat16_by_itself has none of. Activations come on top.
 struct model_bytes {
     std::int64_t model = 0, training = 0;
 };
-model_bytes bytes_of(const model_shape& shape);
+model_bytes bytes_of(const model_shape& shape, storage how = storage::numbers);
 
 /// A directory whose files were opened and all their tensors found; no weight was read.
 class model_directory {
@@ -70,16 +71,20 @@ public:
     const model_source& source() const { return source_; }
     const model_shape& shape() const { return shape_; }
 
-    /// The weights, as model_layout(shape()) has them; what lies between tensors becomes 0. T: float, double.
+    /// The weights, as model_layout(shape()) has them; what lies between tensors becomes 0. T: float, double, or
+    /// opd::bfloat16, to which numbers of other types are rounded by way of float.
     template <class T>
     void read(std::span<T> weights) const;
 
     /// The same in a model that is ready to run.
     template <class T>
-    transformer<T> model() const {
+    transformer<T> model(storage how = storage::numbers) const {
         return with_memory_for(source_.path, [&] {
-            transformer<T> r(shape_);
-            read(std::span<T>(r.weights));
+            transformer<T> r(shape_, how);
+            if (how == storage::bfloat16_by_itself)
+                read(std::span(r.stored));
+            else
+                read(std::span<T>(r.weights));
             r.weights_changed();
             return r;
         });
@@ -140,5 +145,8 @@ struct write_options {
 void write_model_directory(const std::string& path, const model_shape& shape, std::span<const float> weights,
                            const model_source* from, const write_options& how = {},
                            const adapter_files* adapter = nullptr);
+/// The same of a model: its masters, where it has some, else the numbers that it reads.
+void write_model_directory(const std::string& path, const transformer<float>& model, const model_source* from,
+                           const write_options& how = {}, const adapter_files* adapter = nullptr);
 
 } // namespace trainer::hf

@@ -38,8 +38,10 @@ void linear_in_runs(const transformer<T>& model, const tensor& w, const T* x, in
     for (index_t run = 0; run < model.split; ++run) {
         const index_t first = w.columns * run / model.split, end = w.columns * (run + 1) / model.split;
         if (first == end) continue; // fewer inputs than runs
-        product(serial_executor{}, product_nt(rows, w.rows, end - first, x + first, w.columns, model.at(w) + first,
-                                              w.columns, part.data(), w.rows));
+        model.with(w, false, [&](const auto* weights) {
+            product(serial_executor{}, product_nt(rows, w.rows, end - first, x + first, w.columns, weights + first,
+                                                  w.columns, part.data(), w.rows));
+        });
         if (accumulate)
             add_row(part.data(), rows * w.rows, y);
         else
@@ -49,8 +51,8 @@ void linear_in_runs(const transformer<T>& model, const tensor& w, const T* x, in
 }
 
 // What goes through weights `w`, by the caller or by threads.
-template <class T>
-void weighted(const tensor& w, const opd::product_operands<T>& o, opd::thread_team* threads) {
+template <class T, class B>
+void weighted(const tensor& w, const opd::product_operands<T, B>& o, opd::thread_team* threads) {
     if (threads != nullptr && static_cast<std::size_t>(w.size()) * sizeof(T) >= shared_bytes)
         return product(opd::team_executor{*threads}, o);
     product(serial_executor{}, o);
@@ -78,20 +80,22 @@ template <class T>
 void linear(const transformer<T>& model, const tensor& w, const T* x, index_t rows, T* y, opd::thread_team* threads,
             bool accumulate = false) {
     if (model.split > 1) return linear_in_runs(model, w, x, rows, y, accumulate);
-    if (model.large)
-        return weighted(
-            w, product_nt(rows, w.rows, w.columns, x, w.columns, model.at(w), w.columns, y, w.rows, accumulate),
-            threads);
-    weighted(w,
-             product_nn(rows, w.rows, w.columns, x, w.columns, model.transposed_at(w), w.rows, y, w.rows, accumulate),
-             threads);
+    model.with(w, !model.large, [&](const auto* weights) {
+        const index_t in = w.columns, out = w.rows;
+        weighted(w,
+                 model.large ? product_nt(rows, out, in, x, in, weights, in, y, out, accumulate)
+                             : product_nn(rows, out, in, x, in, weights, out, y, out, accumulate),
+                 threads);
+    });
 }
 
 // dx (R,in) = dy (R,out) W
 template <class T>
 void linear_backward(const transformer<T>& model, const tensor& w, const T* dy, index_t rows, T* dx,
                      opd::thread_team* threads) {
-    weighted(w, product_nn(rows, w.columns, w.rows, dy, w.rows, model.at(w), w.columns, dx, w.columns), threads);
+    model.with(w, false, [&](const auto* weights) {
+        weighted(w, product_nn(rows, w.columns, w.rows, dy, w.rows, weights, w.columns, dx, w.columns), threads);
+    });
 }
 
 } // namespace
@@ -117,32 +121,48 @@ model_layout::model_layout(const model_shape& s) {
         size += round_up(t.size(), 16); // tensors start on a register's width
         return t;
     };
+    const auto line = [&](index_t n) {
+        tensor t = place(n, 1);
+        t.vector = vectors;
+        vectors += round_up(n, 16);
+        return t;
+    };
     embedding = place(s.vocabulary, s.width);
     for (int l = 0; l < s.layers; ++l) {
         layer_tensors t;
-        t.norm1 = place(s.width, 1);
+        t.norm1 = line(s.width);
         t.wqkv = place(s.qkv_width(), s.width);
-        t.bqkv = place(s.attention_bias ? s.qkv_width() : 0, 1);
-        t.q_norm = place(s.qk_norm ? s.head_dim : 0, 1);
-        t.k_norm = place(s.qk_norm ? s.head_dim : 0, 1);
+        t.bqkv = line(s.attention_bias ? s.qkv_width() : 0);
+        t.q_norm = line(s.qk_norm ? s.head_dim : 0);
+        t.k_norm = line(s.qk_norm ? s.head_dim : 0);
         t.wo = place(s.width, s.q_width());
-        t.bo = place(s.output_bias ? s.width : 0, 1);
-        t.norm2 = place(s.width, 1);
+        t.bo = line(s.output_bias ? s.width : 0);
+        t.norm2 = line(s.width);
         t.wgu = place(2 * index_t{s.ffn}, s.width);
         t.wdown = place(s.width, s.ffn);
         layers.push_back(t);
     }
-    norm_f = place(s.width, 1);
+    norm_f = line(s.width);
     head = s.tied ? embedding : place(s.vocabulary, s.width);
 }
 
 std::array<index_t, 3> tapped_layers(index_t layers) { return {(layers + 2) / 3, (2 * layers + 2) / 3, layers}; }
+
+void stored_numbers::copy(index_t first, index_t count, float* to) const {
+    if (floats)
+        std::copy_n(floats + first, count, to);
+    else
+        each_lane<float>(count, [&](index_t i, auto load, auto store) { store(load(halves + first + i), to + i); });
+}
 #endif
 
 template <class T>
-transformer<T>::transformer(const model_shape& s)
-    : shape(s), layout(s), weights(static_cast<std::size_t>(layout.size)),
-      large(layout.size * index_t(sizeof(T)) > large_bytes), transposed_(large ? 0 : weights.size()) {
+transformer<T>::transformer(const model_shape& s, storage how)
+    : shape(s), layout(s), weights(static_cast<std::size_t>(how == storage::bfloat16_by_itself ? 0 : layout.size)),
+      stored(static_cast<std::size_t>(how == storage::numbers ? 0 : layout.size)),
+      large(layout.size * index_t(sizeof(T)) > large_bytes) {
+    if (!std::is_same_v<T, float> && how != storage::numbers)
+        throw std::invalid_argument("transformer: storage in bfloat16 is for float");
     const index_t half = s.head_dim / 2;
     cosines_.resize(static_cast<std::size_t>(index_t{s.max_length} * half));
     sines_.resize(cosines_.size());
@@ -154,10 +174,14 @@ transformer<T>::transformer(const model_shape& s)
             cosines_[static_cast<std::size_t>(position * half + i)] = static_cast<T>(std::cos(angle));
             sines_[static_cast<std::size_t>(position * half + i)] = static_cast<T>(std::sin(angle));
         }
+    const auto one = [this](const tensor& t) {
+        if (!weights.empty()) std::fill_n(weights.data() + t.offset, t.size(), T(1));
+        if (in_bfloat16()) std::fill_n(stored.data() + t.offset, t.size(), opd::bfloat16(1));
+    };
     for (const auto& l : layout.layers)
-        for (const tensor* t : {&l.norm1, &l.q_norm, &l.k_norm, &l.norm2})
-            std::fill_n(weights.data() + t->offset, t->size(), T(1));
-    std::fill_n(weights.data() + layout.norm_f.offset, layout.norm_f.size(), T(1));
+        for (const tensor* t : {&l.norm1, &l.q_norm, &l.k_norm, &l.norm2}) one(*t);
+    one(layout.norm_f);
+    resize_copies();
 }
 
 template <class T>
@@ -186,22 +210,49 @@ void transformer<T>::initialise(std::uint64_t seed) {
 }
 
 template <class T>
+void transformer<T>::resize_copies() {
+    const std::size_t n = large ? 0 : static_cast<std::size_t>(layout.size);
+    transposed_.resize(in_bfloat16() ? 0 : n);
+    transposed_stored_.resize(in_bfloat16() ? n : 0);
+    vectors_.resize(in_bfloat16() ? static_cast<std::size_t>(layout.vectors) : 0);
+}
+
+template <class T>
 void transformer<T>::weights_changed() {
-    transposed_.resize(large ? 0 : weights.size());
+    resize_copies();
+    if constexpr (std::is_same_v<T, float>)
+        if (in_bfloat16()) {
+            if (!weights.empty()) round_to_bfloat16(weights.data(), layout.size, stored.data());
+            const auto widen = [this](const tensor& t) {
+                numbers().copy(t.offset, t.size(), vectors_.data() + t.vector);
+            };
+            for (const auto& l : layout.layers)
+                for (const tensor* t : l.all())
+                    if (t->vector >= 0) widen(*t);
+            widen(layout.norm_f);
+        }
     if (large) return;
-    const auto transpose = [this](const tensor& t) {
-        const T* from = weights.data() + t.offset;
-        T* to = transposed_.data() + t.offset;
+    const auto transpose = [](const tensor& t, const auto* all, auto* turned) {
+        const auto* from = all + t.offset;
+        auto* to = turned + t.offset;
         for (index_t r = 0; r < t.rows; ++r)
             for (index_t c = 0; c < t.columns; ++c) to[c * t.rows + r] = from[r * t.columns + c];
     };
-    for (const auto& l : layout.layers) {
-        transpose(l.wqkv);
-        transpose(l.wo);
-        transpose(l.wgu);
-        transpose(l.wdown);
-    }
-    transpose(layout.head);
+    const auto each = [&](const auto* from, auto* to) {
+        for (const auto& l : layout.layers)
+            for (const tensor* t : {&l.wqkv, &l.wo, &l.wgu, &l.wdown}) transpose(*t, from, to);
+        transpose(layout.head, from, to);
+    };
+    in_bfloat16() ? each(stored.data(), transposed_stored_.data()) : each(weights.data(), transposed_.data());
+}
+
+template <class T>
+void transformer<T>::embed(std::int32_t token, T* to) const {
+    const index_t first = layout.embedding.offset + token * index_t{shape.width};
+    if constexpr (std::is_same_v<T, float>)
+        numbers().copy(first, shape.width, to);
+    else
+        std::copy_n(weights.data() + first, shape.width, to);
 }
 
 // --- memory ----------------------------------------------------------------------------------------------------------
@@ -480,7 +531,7 @@ void forward_layer(const transformer<T>& model, index_t layer, std::span<const s
     // queries, keys and values; the keys and values of all rows are in the cache before any row attends
     each_row(threads, rows, d, [&](index_t r) {
         l.inv1[static_cast<std::size_t>(r)] =
-            rms_norm(x + r * d, model.at(w.norm1), d, s.norm_epsilon, l.n1.data() + r * d);
+            rms_norm(x + r * d, model.vector_at(w.norm1), d, s.norm_epsilon, l.n1.data() + r * d);
     });
     linear(model, w.wqkv, l.n1.data(), rows, l.qkv.data(), threads);
     std::atomic<bool> apart = false;
@@ -490,13 +541,13 @@ void forward_layer(const transformer<T>& model, index_t layer, std::span<const s
         for (index_t i = 0; i < g.rows(); ++i) {
             const index_t row = first + i, column = g.step * g.stride + g.start + g.known + i,
                           position = state.positions[static_cast<std::size_t>(row)];
-            if (s.attention_bias) add_row(model.at(w.bqkv), s.qkv_width(), l.qkv.data() + row * s.qkv_width());
+            if (s.attention_bias) add_row(model.vector_at(w.bqkv), s.qkv_width(), l.qkv.data() + row * s.qkv_width());
             const T* raw = l.qkv.data() + row * s.qkv_width();
             T* qk = l.qk.data() + row * qk_width;
             for (index_t h = 0; h < qk_heads; ++h) {
                 if (s.qk_norm)
                     l.invqk[static_cast<std::size_t>(row * qk_heads + h)] =
-                        rms_norm(raw + h * s.head_dim, model.at(h < s.heads ? w.q_norm : w.k_norm), s.head_dim,
+                        rms_norm(raw + h * s.head_dim, model.vector_at(h < s.heads ? w.q_norm : w.k_norm), s.head_dim,
                                  s.norm_epsilon, qk + h * s.head_dim);
                 else
                     std::copy_n(raw + h * s.head_dim, s.head_dim, qk + h * s.head_dim);
@@ -528,9 +579,9 @@ void forward_layer(const transformer<T>& model, index_t layer, std::span<const s
         linear(model, w.wo, l.att.data() + r0 * s.q_width(), n, l.x2.data() + r0 * d, threads, true);
         each_row(threads, n, d, [&](index_t i) {
             const index_t r = r0 + i;
-            if (s.output_bias) add_row(model.at(w.bo), d, l.x2.data() + r * d);
+            if (s.output_bias) add_row(model.vector_at(w.bo), d, l.x2.data() + r * d);
             l.inv2[static_cast<std::size_t>(r)] =
-                rms_norm(l.x2.data() + r * d, model.at(w.norm2), d, s.norm_epsilon, l.n2.data() + r * d);
+                rms_norm(l.x2.data() + r * d, model.vector_at(w.norm2), d, s.norm_epsilon, l.n2.data() + r * d);
         });
         linear(model, w.wgu, l.n2.data() + r0 * d, n, l.gu.data() + r0 * 2 * f, threads);
         each_row(threads, n, 2 * f, [&](index_t i) {
@@ -575,8 +626,8 @@ template <class T>
 void final_norm(const transformer<T>& model, forward_state<T>& state, index_t rows) {
     const index_t d = model.shape.width;
     for (index_t r = 0; r < rows; ++r)
-        state.inv[static_cast<std::size_t>(r)] = rms_norm(state.x.data() + r * d, model.at(model.layout.norm_f), d,
-                                                          model.shape.norm_epsilon, state.n.data() + r * d);
+        state.inv[static_cast<std::size_t>(r)] = rms_norm(state.x.data() + r * d, model.vector_at(model.layout.norm_f),
+                                                          d, model.shape.norm_epsilon, state.n.data() + r * d);
 }
 
 } // namespace
@@ -599,8 +650,7 @@ void forward_states(const transformer<T>& model, std::span<const segment> segmen
     const index_t d = model.shape.width;
     state.resize(model.shape, rows, cache.capacity(), keep);
     for (index_t r = 0; r < rows; ++r)
-        std::copy_n(model.at(model.layout.embedding) + tokens[static_cast<std::size_t>(r)] * d, d,
-                    state.layers[0].x.data() + r * d);
+        model.embed(tokens[static_cast<std::size_t>(r)], state.layers[0].x.data() + r * d);
     forward_layers(model, segments, rows, cache, state, keep);
     final_norm(model, state, rows);
 }
@@ -624,7 +674,7 @@ void backward_head(const transformer<T>& model, const T* x, const T* inv, const 
         std::copy_n(d_n, rows * d, dn);
     if (d_logits && d_n) add_row(d_n, rows * d, dn);
     for (index_t r = 0; r < rows; ++r)
-        rms_norm_backward(dn + r * d, x + r * d, model.at(model.layout.norm_f), inv[r], d,
+        rms_norm_backward(dn + r * d, x + r * d, model.vector_at(model.layout.norm_f), inv[r], d,
                           static_cast<const T*>(nullptr), dx + r * d, norm_f);
 }
 
@@ -857,7 +907,7 @@ void backward_layer(const transformer<T>& model, std::span<sequence_pass<T>* con
         linear_backward(model, w.wgu, l.gu.data() + r0 * 2 * f, n, dn + r0 * d, threads);
         each_sequence(pass, r0, r0 + n, d, [&](index_t i, index_t from, index_t to) {
             for (index_t r = from; r < to; ++r)
-                rms_norm_backward(dn + r * d, l.x2.data() + r * d, model.at(w.norm2),
+                rms_norm_backward(dn + r * d, l.x2.data() + r * d, model.vector_at(w.norm2),
                                   l.inv2[static_cast<std::size_t>(r)], d, dx + r * d, dx + r * d, sums_of(i).norm2);
         });
         // x2 = x + att Wo^T
@@ -890,7 +940,8 @@ void backward_layer(const transformer<T>& model, std::span<sequence_pass<T>* con
                     std::copy_n(dy, hd, d_qkv.data() + r * qkv + h * hd);
                     continue;
                 }
-                rms_norm_backward(dy, l.qkv.data() + r * qkv + h * hd, model.at(h < s.heads ? w.q_norm : w.k_norm),
+                rms_norm_backward(dy, l.qkv.data() + r * qkv + h * hd,
+                                  model.vector_at(h < s.heads ? w.q_norm : w.k_norm),
                                   l.invqk[static_cast<std::size_t>(r * (s.heads + s.kv_heads) + h)], hd,
                                   static_cast<const T*>(nullptr), d_qkv.data() + r * qkv + h * hd,
                                   h < s.heads ? sums.q_norm : sums.k_norm);
@@ -902,7 +953,7 @@ void backward_layer(const transformer<T>& model, std::span<sequence_pass<T>* con
     linear_backward(model, w.wqkv, d_qkv.data(), rows, dn, threads);
     each_sequence(pass, 0, rows, d, [&](index_t n, index_t from, index_t to) {
         for (index_t r = from; r < to; ++r)
-            rms_norm_backward(dn + r * d, x + r * d, model.at(w.norm1), l.inv1[static_cast<std::size_t>(r)], d,
+            rms_norm_backward(dn + r * d, x + r * d, model.vector_at(w.norm1), l.inv1[static_cast<std::size_t>(r)], d,
                               dx + r * d, dx + r * d, sums_of(n).norm1);
     });
 }
@@ -1128,9 +1179,9 @@ template <class T>
 void training_pass<T>::clear_gradient(part what, std::vector<T>& grad) const {
     const model_shape& s = model_.shape;
     const bool products = count_ > 0;
-    if (what == part::before_head && grad.size() != model_.weights.size())
+    if (what == part::before_head && std::ssize(grad) != model_.layout.size)
         throw std::invalid_argument("backward_states: the head's gradient is not there");
-    grad.resize(model_.weights.size());
+    grad.resize(static_cast<std::size_t>(model_.layout.size));
     index_t from = 0;
     const auto skip = [&](const tensor& t) {
         std::fill(grad.begin() + from, grad.begin() + t.offset, T(0));

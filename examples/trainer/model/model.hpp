@@ -30,9 +30,11 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "opd/config.hpp"
+#include "opd/element.hpp"
 #include "opd/threads.hpp"
 
 namespace trainer {
@@ -91,6 +93,7 @@ struct tensor {
     index_t offset = 0;
     index_t rows = 0;    // outputs
     index_t columns = 0; // inputs; 1 for a norm's weight
+    index_t vector = -1; // of norms and biases: where it lies among them alone
     index_t size() const { return rows * columns; }
 };
 
@@ -115,44 +118,86 @@ struct layer_tensors {
 struct model_layout {
     tensor embedding; // (V,D)
     std::vector<layer_tensors> layers;
-    tensor norm_f; // (D)
-    tensor head;   // (V,D); the embedding's place if tied
-    index_t size = 0;
+    tensor norm_f;                 // (D)
+    tensor head;                   // (V,D); the embedding's place if tied
+    index_t size = 0, vectors = 0; // of all; of norms and biases, if they lie together
 
     explicit model_layout(const model_shape& shape);
 };
 
+/// What forward and backward passes read.
+enum class storage {
+    numbers,            ///< `weights`
+    bfloat16,           ///< `stored`, of which `weights`, that an optimiser changes, are the masters
+    bfloat16_by_itself, ///< `stored`; there are no masters
+};
+
+/// Numbers as they are stored: one of the two.
+struct stored_numbers {
+    const float* floats = nullptr;
+    const opd::bfloat16* halves = nullptr;
+    void copy(index_t first, index_t count, float* to) const;
+};
+
+/// With storage::bfloat16 every result has the bits of a model in storage::numbers whose weights are rounded to bfloat16:
+/// products widen what they read (opd/product.hpp), norms and biases are kept widened. Of floats alone.
 template <class T>
 class transformer {
 public:
-    explicit transformer(const model_shape& shape);
+    explicit transformer(const model_shape& shape, storage how = storage::numbers);
 
     /// Normal weights, deterministic in the seed: scaled by 1/sqrt(inputs), residual outputs also by 1/sqrt(2 layers).
     void initialise(std::uint64_t seed);
 
-    /// Call after every change of `weights`: refreshes the (in, out) copies that a small model's forward pass reads.
+    /// Call after every change of `weights`, or of `stored` where it has no masters: rounds masters to nearest even, and
+    /// refreshes the (in, out) copies that a small model's forward pass reads.
     void weights_changed();
+
+    /// A model that runs as this one, without masters.
+    transformer working() const { return transformer(*this, without_masters{}); }
 
     /// Above so many bytes of weights a model is large.
     static constexpr index_t large_bytes = index_t{64} << 20;
 
     model_shape shape;
     model_layout layout;
-    std::vector<T> weights; // flat, tensors as (out, in)
-    int split = 1;          // of the forward pass's products: runs of inputs that are summed apart (injection.hpp)
+    std::vector<T> weights;            // flat, tensors as (out, in)
+    std::vector<opd::bfloat16> stored; // likewise; empty but in bfloat16
+    int split = 1; // of the forward pass's products: runs of inputs that are summed apart (injection.hpp)
     /// A large model's weights come from memory: it has no copies of them, and threads share out its products. A small
     /// one's stay in caches: it has copies, and threads share out its sequences. No bit depends on it.
     bool large = false;
 
-    const T* at(const tensor& t) const { return weights.data() + t.offset; }
-    const T* transposed_at(const tensor& t) const {
-        return transposed_.data() + t.offset;
-    } // (in, out); of a small model
+    bool in_bfloat16() const { return !stored.empty(); }
+    stored_numbers numbers() const requires std::is_same_v<T, float> { // that are read, all of them
+        return in_bfloat16() ? stored_numbers{nullptr, stored.data()} : stored_numbers{weights.data(), nullptr};
+    }
+    const T* at(const tensor& t) const { return weights.data() + t.offset; } // masters, where it is in bfloat16
+    const T* vector_at(const tensor& t) const {                              // norms and biases, as they are read
+        return in_bfloat16() ? vectors_.data() + t.vector : at(t);
+    }
+    void embed(std::int32_t token, T* to) const; // (D)
+    /// f(w) with the weights of a product, as they are read: T or bfloat16; (out,in), or (in,out) of a small model.
+    template <class Function>
+    void with(const tensor& t, bool turned, Function&& f) const {
+        if constexpr (std::is_same_v<T, float>)
+            if (in_bfloat16()) return f((turned ? transposed_stored_.data() : stored.data()) + t.offset);
+        f((turned ? transposed_.data() : weights.data()) + t.offset);
+    }
     const T* cosines(index_t position) const { return cosines_.data() + position * (shape.head_dim / 2); }
     const T* sines(index_t position) const { return sines_.data() + position * (shape.head_dim / 2); }
 
 private:
+    void resize_copies();
+    struct without_masters {};
+    transformer(const transformer& o, without_masters)
+        : shape(o.shape), layout(o.layout), weights(o.in_bfloat16() ? std::vector<T>() : o.weights), stored(o.stored),
+          split(o.split), large(o.large), transposed_(o.transposed_), transposed_stored_(o.transposed_stored_),
+          vectors_(o.vectors_), cosines_(o.cosines_), sines_(o.sines_) {}
+
     std::vector<T> transposed_;
+    std::vector<opd::bfloat16> transposed_stored_;
+    std::vector<T> vectors_;
     std::vector<T> cosines_, sines_; // (max_length, head_dim/2)
 };
 

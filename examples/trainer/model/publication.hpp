@@ -29,7 +29,7 @@ struct policy {
     std::int32_t version = 0;
 };
 
-/// The model's tensors, as deltas name them; its caller calls weights_changed() after it has written them.
+/// The tensors of a model in storage::numbers, as deltas name them; its caller calls weights_changed() after it has written them.
 std::vector<opd::data::weight_target> parts_of(transformer<float>& model);
 std::vector<opd::data::weight_part> parts_of(const transformer<float>& model);
 

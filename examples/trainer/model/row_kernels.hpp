@@ -8,6 +8,7 @@
 #include <cmath>
 #include <type_traits>
 
+#include "opd/element.hpp"
 #include "opd/lanes.hpp"
 #include "opd/product.hpp"
 
@@ -25,13 +26,18 @@ inline void each_lane(index_t n, Function&& f) {
     index_t i = 0;
     for (; i + Num::width <= n; i += Num::width)
         f(
-            i, [](const T* p) { return Num::load(p); }, [](Num x, T* p) { x.store(p); });
+            i, [](const auto* p) { return Num::load(p); }, [](Num x, T* p) { x.store(p); });
     if (i < n) {
         const int rest = static_cast<int>(n - i);
         f(
-            i, [rest](const T* p) { return opd::detail::load_part(p, rest); },
+            i, [rest](const auto* p) { return opd::detail::load_part(p, rest); },
             [rest](Num x, T* p) { opd::detail::store_part(x, p, rest); });
     }
+}
+
+/// To nearest even.
+inline void round_to_bfloat16(const float* x, index_t n, opd::bfloat16* y) {
+    for (index_t i = 0; i < n; ++i) y[i] = opd::bfloat16(x[i]);
 }
 
 template <class T>

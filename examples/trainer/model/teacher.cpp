@@ -154,11 +154,17 @@ void next_log_probs(opd::eigen_backend& backend, const transformer<float>& model
                     const row_batch& batch, double temperature, std::size_t budget, std::vector<float>& log_p) {
     const index_t n = batch.rows;
     log_p.assign(static_cast<std::size_t>(n), 0.0f);
-    opd::teacher::hidden<float> source{opd::view(states, n, index_t{model.shape.width}), head_of(model),
-                                       static_cast<float>(temperature)};
-    source.budget = budget_of_logits(source, budget);
-    opd::token_logp(backend, source, opd::view(batch.next.data(), n, 1), opd::view(log_p.data(), n, 1),
-                    opd::row_mask(batch.mask));
+    with_heads(
+        [&](const auto& head) {
+            teacher_states<std::remove_cvref_t<decltype(head)>> source{
+                .x = opd::view(states, n, index_t{model.shape.width}),
+                .w = head,
+                .temperature = static_cast<float>(temperature)};
+            source.budget = budget_of_logits(source, budget);
+            opd::token_logp(backend, source, opd::view(batch.next.data(), n, 1), opd::view(log_p.data(), n, 1),
+                            opd::row_mask(batch.mask));
+        },
+        model_head(model));
 }
 
 const char* name_of(teacher_cache::kind k) {

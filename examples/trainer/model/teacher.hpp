@@ -133,9 +133,41 @@ struct cache_plan {
     std::size_t budget = std::size_t{4} << 20; ///< hidden: bytes of logits at once, for the tokens that follow
 };
 
-/// The model's head, (V,D).
+/// The head of a model in storage::numbers, (V,D).
 inline opd::matrix_view<const float> head_of(const transformer<float>& model) {
     return opd::view(model.at(model.layout.head), model.shape.vocabulary, model.shape.width);
+}
+
+/// A head (V,D) as its model stores it: for the library's calls one of their caller's own (opd::own_head).
+struct model_head {
+    stored_numbers numbers;
+    index_t rows = 0, columns = 0, stride = 0;
+
+    model_head() = default;
+    model_head(opd::matrix_view<const float> w) : numbers{w.data}, rows(w.rows), columns(w.cols), stride(w.stride) {}
+    explicit model_head(const transformer<float>& m)
+        : numbers(m.numbers()), rows(m.shape.vocabulary), columns(m.shape.width), stride(columns) {
+        const index_t at = m.layout.head.offset;
+        m.in_bfloat16() ? void(numbers.halves += at) : void(numbers.floats += at);
+    }
+    bool in_bfloat16() const { return numbers.halves != nullptr; }
+    opd::matrix_view<const float> view() const { return opd::view(numbers.floats, rows, columns, stride); }
+    index_t vocab() const { return rows; }
+    index_t width() const { return columns; }
+    void copy(index_t id, index_t d, index_t count, float* to) const { numbers.copy(id * stride + d, count, to); }
+};
+template <class Head>
+using student_states = opd::student::hidden<float, float, opd::space::host, Head>;
+template <class Head>
+using teacher_states = opd::teacher::hidden<float, opd::space::host, Head>;
+/// f(heads…) with views where all of them are floats, which the library reads in place.
+template <class Function>
+auto with_heads(Function&& f, const model_head& a) {
+    return a.in_bfloat16() ? f(a) : f(a.view());
+}
+template <class Function>
+auto with_heads(Function&& f, const model_head& a, const model_head& b) {
+    return a.in_bfloat16() || b.in_bfloat16() ? f(a, b) : f(a.view(), b.view());
 }
 
 /// The budget of a source of hidden states that has `bytes` of its logits there at a time, one row at least.

@@ -71,9 +71,9 @@ learner_result learner::accumulate(const row_batch& batch, const teacher_cache& 
         throw std::invalid_argument(
             fmt::format("learner: a batch of {} rows and a teacher cache of {}", batch.rows, cache.rows()));
     const bool hidden = cache.what == teacher_cache::kind::hidden;
-    if (hidden && teacher_head_.cols != cache.entries)
+    if (hidden && teacher_head_.columns != cache.entries)
         throw std::invalid_argument(fmt::format("learner: hidden states of {} numbers, and a teacher's head for {}",
-                                                cache.entries, teacher_head_.cols));
+                                                cache.entries, teacher_head_.columns));
     if (parts_ == 1) std::swap(sum_, gradient_);
     const index_t rows = pass_.set_sequences(batch.inputs);
     if (hidden) {
@@ -144,14 +144,12 @@ opd::result learner::loss_of_states(const row_batch& batch, const teacher_cache&
     const index_t v = model_.shape.vocabulary, d = model_.shape.width;
     const tensor& head = model_.layout.head;
     d_states_.resize(states_.size());
-    gradient_.resize(model_.weights.size());
-    opd::student::hidden<float> student{.x = opd::view(std::as_const(states_).data(), batch.rows, d),
-                                        .w = head_of(model_),
-                                        .dx = opd::view(d_states_.data(), batch.rows, d),
-                                        .dw = opd::view(gradient_.data() + head.offset, v, d),
-                                        .temperature = static_cast<float>(settings_.distill.temperature)};
+    gradient_.resize(static_cast<std::size_t>(model_.layout.size));
+    const student_rows student{.x = opd::view(std::as_const(states_).data(), batch.rows, d),
+                               .w = model_head(model_),
+                               .dx = opd::view(d_states_.data(), batch.rows, d),
+                               .dw = opd::view(gradient_.data() + head.offset, v, d)};
     const auto budget = static_cast<std::size_t>(settings_.distill.hidden_budget);
-    student.budget = budget_of_logits(student, budget);
     const std::size_t row = sizeof(float) * static_cast<std::size_t>(v);
     const auto block = std::min(static_cast<std::size_t>(batch.rows), budget / row);
     logits_at_once_ = std::max(logits_at_once_, 2 * row * block);
@@ -161,7 +159,7 @@ opd::result learner::loss_of_states(const row_batch& batch, const teacher_cache&
 }
 
 policy learner::snapshot(std::int32_t version) const {
-    return {std::make_shared<const transformer<float>>(model_), version};
+    return {std::make_shared<const transformer<float>>(model_.working()), version};
 }
 
 // log p of the tokens that follow, from the logits of the last forward pass, by the call that rollout makes too.

@@ -50,16 +50,22 @@ void entry_log_probs(opd::eigen_backend& backend, const config& c, const row_bat
 void kept_next_log_probs(opd::eigen_backend& backend, const config& c, const row_batch& batch, const float* logits,
                          index_t vocabulary, std::vector<float>& log_p);
 
+/// What a loss from hidden states reads of the student and where its gradients go; (N,D), (V,D).
+struct student_rows {
+    opd::matrix_view<const float> x;
+    model_head w;
+    opd::matrix_view<float> dx, dw;
+};
+
 /// The same of a teacher that is kept in hidden states, whose head is `teacher_head` (V, D of the teacher): logits are made for a block of
 /// rows at a time. The gradient is that of what the student's head reads, and of that head.
 opd::result objective(opd::eigen_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
-                      opd::student::hidden<float> student, opd::matrix_view<const float> teacher_head,
-                      std::int32_t version);
+                      const student_rows& student, const model_head& teacher_head, std::int32_t version);
 
 /// Mean over the rows of KL(student, teacher), from what the heads of both read. `budget`: bytes of logits of each side.
 double mean_reverse_kl(opd::eigen_backend& backend, const row_batch& batch, const transformer<float>& student,
-                       const std::vector<float>& student_states, const transformer<float>& teacher,
-                       const std::vector<float>& teacher_states, std::size_t budget);
+                       const std::vector<float>& of_student, const transformer<float>& teacher,
+                       const std::vector<float>& of_teacher, std::size_t budget);
 
 struct learner_result : step_result {
     double rate = 0;                   ///< of the step
@@ -80,7 +86,7 @@ class learner {
 public:
     /// `teacher_head` (V, D of the teacher): for a teacher that is kept in hidden states.
     learner(const config& settings, transformer<float>& model, adamw_state& state, opd::eigen_backend& backend,
-            opd::matrix_view<const float> teacher_head = {})
+            const model_head& teacher_head = {})
         : settings_(settings), model_(model), state_(state), backend_(backend),
           pass_(model, backend.team(), settings.distill.gradient_checkpointing), teacher_head_(teacher_head) {}
 
@@ -125,7 +131,7 @@ private:
     adamw_state& state_;
     opd::eigen_backend& backend_;
     training_pass<float> pass_;
-    opd::matrix_view<const float> teacher_head_;
+    model_head teacher_head_;
     std::vector<float> logits_;            // (N,V), then their gradient
     std::vector<float> states_, d_states_; // (N,D) of a hidden teacher: what the student's head reads, and its gradient
     std::vector<float> log_p_;             // (N)

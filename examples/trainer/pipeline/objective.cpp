@@ -177,16 +177,24 @@ void kept_next_log_probs(opd::eigen_backend& backend, const config& c, const row
 }
 
 opd::result objective(opd::eigen_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
-                      opd::student::hidden<float> student, opd::matrix_view<const float> teacher_head,
-                      std::int32_t version) {
+                      const student_rows& student, const model_head& teacher_head, std::int32_t version) {
     const auto divergence = dense_estimator(c);
     if (!divergence || cache.what != teacher_cache::kind::hidden)
         throw failure(exit_usage, fmt::format("--teacher-cache hidden: not with --estimator {}, and a cache of {}",
                                               c.distill.estimator, name_of(cache.what)));
-    opd::teacher::hidden<float> teacher{opd::view(cache.states.data(), batch.rows, cache.entries), teacher_head,
-                                        static_cast<float>(c.distill.temperature)};
-    teacher.budget = budget_of_logits(teacher, static_cast<std::size_t>(c.distill.hidden_budget));
-    return of_whole_rows(backend, *divergence, selector_of(c, version), student, teacher, env_of(c, batch, version));
+    const auto temperature = static_cast<float>(c.distill.temperature);
+    const auto budget = static_cast<std::size_t>(c.distill.hidden_budget);
+    return with_heads(
+        [&]<class Head>(const Head& own, const Head& its) {
+            student_states<Head> mine{
+                .x = student.x, .w = own, .dx = student.dx, .dw = student.dw, .temperature = temperature};
+            teacher_states<Head> theirs{
+                .x = opd::view(cache.states.data(), batch.rows, cache.entries), .w = its, .temperature = temperature};
+            mine.budget = budget_of_logits(mine, budget), theirs.budget = budget_of_logits(theirs, budget);
+            return of_whole_rows(backend, *divergence, selector_of(c, version), mine, theirs,
+                                 env_of(c, batch, version));
+        },
+        student.w, teacher_head);
 }
 
 opd::result objective(opd::eigen_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
@@ -233,18 +241,22 @@ opd::result objective(opd::eigen_backend& backend, const config& c, const row_ba
 }
 
 double mean_reverse_kl(opd::eigen_backend& backend, const row_batch& batch, const transformer<float>& student,
-                       const std::vector<float>& student_states, const transformer<float>& teacher,
-                       const std::vector<float>& teacher_states, std::size_t budget) {
+                       const std::vector<float>& of_student, const transformer<float>& teacher,
+                       const std::vector<float>& of_teacher, std::size_t budget) {
     opd::env env;
     env.mask = opd::row_mask(batch.mask);
     env.on_bad = most_bad;
     const auto states = [&](const std::vector<float>& of, const transformer<float>& model) {
         return opd::view(of.data(), batch.rows, index_t{model.shape.width});
     };
-    opd::student::hidden<float> mine{states(student_states, student), head_of(student)};
-    opd::teacher::hidden<float> theirs{states(teacher_states, teacher), head_of(teacher)};
-    mine.budget = budget_of_logits(mine, budget), theirs.budget = budget_of_logits(theirs, budget);
-    return of_whole_rows(backend, {opd::choice::objective::reverse_kl}, {}, mine, theirs, env).loss;
+    return with_heads(
+        [&]<class Head>(const Head& own, const Head& its) {
+            student_states<Head> mine{.x = states(of_student, student), .w = own};
+            teacher_states<Head> theirs{.x = states(of_teacher, teacher), .w = its};
+            mine.budget = budget_of_logits(mine, budget), theirs.budget = budget_of_logits(theirs, budget);
+            return of_whole_rows(backend, {opd::choice::objective::reverse_kl}, {}, mine, theirs, env).loss;
+        },
+        model_head(student), model_head(teacher));
 }
 
 } // namespace trainer

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "model/model.hpp"
 #include "task/task.hpp"
 
 namespace trainer {
@@ -13,6 +14,9 @@ namespace trainer {
 /// A policy is what tokens are drawn from: weights at a temperature.
 std::string print_of_teacher(const std::vector<float>& weights);
 std::string print_of_policy(const std::vector<float>& weights, double temperature);
+/// Of the numbers that a model reads: in bfloat16 those of the floats that they are.
+std::string print_of_teacher(const transformer<float>& model);
+std::string print_of_policy(const transformer<float>& model, double temperature);
 std::string print_of_tokenizer(const any_task& task, int vocabulary);
 
 } // namespace trainer

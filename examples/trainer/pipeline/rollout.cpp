@@ -15,7 +15,7 @@ namespace trainer {
 namespace {
 
 // Weights that no cache holds: threads then read them once a step together, not once each.
-constexpr std::size_t large_model = std::size_t{1} << 24;
+constexpr index_t large_model = index_t{1} << 24;
 
 } // namespace
 
@@ -29,7 +29,7 @@ std::vector<trajectory> roll_out(const transformer<float>& model, opd::thread_te
         longest = std::max(longest, r.prompt.size());
     }
     const index_t length = static_cast<index_t>(longest) + options.max_response;
-    const bool together = model.weights.size() >= large_model;
+    const bool together = model.layout.size >= large_model;
     const int engines = together ? 1 : threads.size();
     const index_t lanes = // no engine takes more than all of them
         std::clamp<index_t>(options.slots / engines, 1, std::max<index_t>(1, std::ssize(requests)));

@@ -4,6 +4,7 @@
 // wants a KL of two models calls this.
 #pragma once
 
+#include "model/teacher.hpp"
 #include "opd/backends/eigen.hpp"
 #include "opd/hidden.hpp"
 #include "opd/opd.hpp"
@@ -18,6 +19,9 @@ opd::result of_whole_rows(opd::eigen_backend& backend, const opd::any_dense& div
                           const opd::env& env);
 opd::result of_whole_rows(opd::eigen_backend& backend, const opd::any_dense& divergence, const row_choice& rows,
                           const opd::student::hidden<float>& student, const opd::teacher::hidden<float>& teacher,
+                          const opd::env& env);
+opd::result of_whole_rows(opd::eigen_backend& backend, const opd::any_dense& divergence, const row_choice& rows,
+                          const student_states<model_head>& student, const teacher_states<model_head>& teacher,
                           const opd::env& env);
 
 } // namespace trainer

@@ -28,8 +28,9 @@ using namespace trainer;
 struct options {
     std::string directory;
     int threads = 2, repeats = 3, sequences = 4, length = 128, prompt = 32, tokens = 32;
-    bool checkpointed = false;
+    bool checkpointed = false, halves = false;
     std::vector<int> batches = {1, 16};
+    const char* who() const { return halves ? "opd bfloat16" : "opd"; }
 };
 
 double now() { return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count(); }
@@ -67,24 +68,28 @@ void train(const options& o, const transformer<float>& model) {
     for (int i = 0; i < o.sequences; ++i) sequences.push_back(some_tokens(noise, o.length, model.shape.vocabulary));
     const index_t n = pass.set_sequences(sequences), v = model.shape.vocabulary, d = model.shape.width;
     const auto states = static_cast<std::size_t>(n * d);
-    std::vector<float> x(states), dx(states), teacher(states), gradient(model.weights.size());
+    std::vector<float> x(states), dx(states), teacher(states), gradient(static_cast<std::size_t>(model.layout.size));
     std::normal_distribution<float> normal;
     for (float& t : teacher) t = normal(noise);
-    const opd::student::hidden<float> student{.x = opd::view(std::as_const(x).data(), n, d),
-                                              .w = head_of(model),
-                                              .dx = opd::view(dx.data(), n, d),
-                                              .dw = opd::view(gradient.data() + model.layout.head.offset, v, d)};
-    const opd::teacher::hidden<float> of{.x = opd::view(std::as_const(teacher).data(), n, d), .w = head_of(model)};
     double loss = 0;
     const double forward = least(o.repeats, [&] { pass.forward_states(x.data()); });
     const double whole = least(o.repeats, [&] {
         pass.forward_states(x.data());
-        loss = of_whole_rows(backend, {opd::choice::objective::reverse_kl}, {}, student, of, opd::env{}).loss;
+        loss = with_heads(
+            [&]<class Head>(const Head& own, const Head& its) {
+                const student_states<Head> student{.x = opd::view(std::as_const(x).data(), n, d),
+                                                   .w = own,
+                                                   .dx = opd::view(dx.data(), n, d),
+                                                   .dw = opd::view(gradient.data() + model.layout.head.offset, v, d)};
+                const teacher_states<Head> of{.x = opd::view(std::as_const(teacher).data(), n, d), .w = its};
+                return of_whole_rows(backend, {opd::choice::objective::reverse_kl}, {}, student, of, opd::env{}).loss;
+            },
+            model_head(model), model_head(model));
         pass.backward_states(dx.data(), gradient);
     });
     const double rows = static_cast<double>(n);
-    fmt::print("opd train {} x {} tokens: {:.1f} tokens/s, forward without head {:.1f} (loss {:.4f})\n", o.sequences,
-               o.length, rows / whole, rows / forward, loss);
+    fmt::print("{} train {} x {} tokens: {:.1f} tokens/s, forward without head {:.1f} (loss {:.4f})\n", o.who(),
+               o.sequences, o.length, rows / whole, rows / forward, loss);
 }
 
 void decode(const options& o, const transformer<float>& model, int batch) {
@@ -119,7 +124,7 @@ void decode(const options& o, const transformer<float>& model, int batch) {
         const double end = now();
         best = std::min(best, end - begin), begin = end;
     }
-    fmt::print("opd decode batch {}: {:.1f} tokens/s in the best step\n", batch, batch / best);
+    fmt::print("{} decode batch {}: {:.1f} tokens/s in the best step\n", o.who(), batch, batch / best);
 }
 
 } // namespace
@@ -132,16 +137,17 @@ int main(int argc, char** argv) try {
     app.add_option("--repeats", o.repeats, "Of which the best counts")->capture_default_str();
     app.add_option("--sequences", o.sequences, "Of a training step; 0: none")->capture_default_str();
     app.add_option("--length", o.length, "Tokens of each")->capture_default_str();
+    app.add_flag("--bfloat16", o.halves, "Weights in bfloat16, without masters");
     app.add_flag("--gradient-checkpointing", o.checkpointed, "Of a training step");
     app.add_option("--batches", o.batches, "Of decoding")->delimiter(',')->capture_default_str();
     app.add_option("--prompt", o.prompt, "Tokens before decoding")->capture_default_str();
     app.add_option("--tokens", o.tokens, "Decoded a sequence")->capture_default_str();
     CLI11_PARSE(app, argc, argv)
-    const transformer<float> model =
-        hf::model_directory(o.directory, std::max(o.length, o.prompt + o.tokens)).model<float>();
+    const transformer<float> model = hf::model_directory(o.directory, std::max(o.length, o.prompt + o.tokens))
+                                         .model<float>(o.halves ? storage::bfloat16_by_itself : storage::numbers);
     for (const int batch : o.batches) decode(o, model, batch);
     if (o.sequences > 0) train(o, model);
-    fmt::print("opd peak memory: {:.2f} GB\n", peak_gigabytes());
+    fmt::print("{} peak memory: {:.2f} GB\n", o.who(), peak_gigabytes());
     return 0;
 } catch (const std::exception& e) {
     fmt::print(stderr, "error: {}\n", e.what());
