@@ -389,9 +389,9 @@ void product_turned(const product_operands<T, B>& o, index_t i, index_t rows, in
     T packed[most_rows * shape::depth_block];       // (panel, depth, rows of the panel)
     T sums[tile_shape<T>::most_turned * most_rows]; // C, transposed
     const index_t all = (rows + width - 1) / width * width, outputs = right - left;
-    // what the first-level cache holds of a panel; B's rows are widened once for all panels, or for one stay there
+    // what the first-level cache holds of a panel, and of B's rows where they are widened
     constexpr index_t most_widened = 2 * shape::depth_block;
-    T widened[widens ? tile_shape<T>::most_turned * most_widened : 1];
+    T widened[widens ? shape::rows(1) * most_widened : 1];
     const index_t in_cache = shape::depth_block * panel / std::min(panel, all);
     const index_t block = widens ? std::min(in_cache, most_widened) : in_cache;
     const auto b = [&](index_t j, index_t k) { return o.b + (left + j) * o.b_depth + k; };
@@ -419,9 +419,8 @@ void product_turned(const product_operands<T, B>& o, index_t i, index_t rows, in
                                                                 o.accumulate || k > 0, to, all, ahead);
                     };
                     if constexpr (widens) {
-                        T* const mine = widened + (all > panel ? j * depth : 0);
-                        for (index_t r = 0; r < height() && p == 0; ++r) widen(b(j + r, k), depth, mine + r * depth);
-                        product(mine, depth);
+                        for (index_t r = 0; r < height(); ++r) widen(b(j + r, k), depth, widened + r * depth);
+                        product(widened, depth);
                     } else {
                         product(b(j, k), o.b_depth);
                     }
