@@ -18,6 +18,7 @@
 #include <sstream>
 #include <string>
 
+#include <fmt/format.h>
 #include <unistd.h>
 
 #include "opd/sched/archive.hpp"
@@ -902,7 +903,8 @@ TEST_CASE("in virtual time a run that drafts is the same, interrupted or not") {
         // other weights meet other prefixes where steps bring more tokens
         CHECK(state_of(whole).student_weights != state_of(dir / "off").student_weights);
         if (s.size() < 3) continue;
-        const auto told = nlohmann::json::parse(read_file(whole + "/schedule.json"))["speculation"]["drafter"];
+        const auto schedule = nlohmann::json::parse(read_file(whole + "/schedule.json"));
+        const auto told = schedule["speculation"]["drafter"];
         CHECK(told["updates"] > (number <= 4 ? 10 : 4)); // parked and with more in flight, workers idle less
         CHECK(told["recorded"] > 10);
         CHECK(told["age"].get<double>() >= 0);
@@ -910,6 +912,16 @@ TEST_CASE("in virtual time a run that drafts is the same, interrupted or not") {
         CHECK(told["idle_used"].get<double>() > 0);
         CHECK(told["idle_used"].get<double>() <= 1 + 1e-9);
         CHECK(told["held_seconds"] == 0); // a slice has its time; it is not asked back
+        // what two workers idled, how much of it was used, and the line of the run's table that says so
+        const double idle = told["idle_seconds"], used = told["idle_used"];
+        CHECK(idle == doctest::Approx(2 * (schedule["wall_seconds"].get<double>() -
+                                           schedule["busy_seconds"]["rollout"].get<double>()))
+                          .epsilon(1e-9));
+        CHECK(used * idle == doctest::Approx(schedule["spare"]["seconds"].get<double>()).epsilon(1e-9));
+        const std::string line =
+            fmt::format("{:<16}{:>9.1f}% of {:.4g} s that rollout workers idled, {} updates, {:.2f} versions old",
+                        "drafter trained", 100 * used, idle, told["updates"].get<int>(), told["age"].get<double>());
+        CHECK(read_file(whole + "/report.html").find(line) != std::string::npos);
     }
     CHECK(drafts_of(dir / "off").find("accepted_per_step") == std::string::npos);
 }

@@ -67,6 +67,11 @@ std::string drafts_paid(const nlohmann::ordered_json& s) {
     for (const auto& [name, steps] : s["choices"].items()) all += steps.get<std::int64_t>();
     for (const auto& [name, steps] : s["choices"].items())
         t += fmt::format("{:<16}{:>9.1f}% of steps\n", name, 100 * steps.get<double>() / static_cast<double>(all));
+    if (s.contains("drafter") && s["drafter"]["idle_used"].is_number()) // of a run that had time to spare
+        t += fmt::format("{:<16}{:>9.1f}% of {:.4g} s that rollout workers idled, {} updates, {:.2f} versions old\n",
+                         "drafter trained", 100 * s["drafter"]["idle_used"].get<double>(),
+                         s["drafter"]["idle_seconds"].get<double>(), s["drafter"]["updates"].get<std::int64_t>(),
+                         s["drafter"]["age"].is_number() ? s["drafter"]["age"].get<double>() : 0.0);
     return t;
 }
 
