@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// opd-compare-speculation DIRECTORY [--worlds=preset,machine,virtual,drafters,adaptation,slices] [--rounds=3]
+// opd-compare-speculation DIRECTORY [--worlds=preset,machine,virtual,…] [--rounds=3]
 // [--steps=40]: rollout with drafts beside rollout without, from one teacher, one warm student of 6 layers (`opd-train
 // --preset speculative`) and one drafter trained for it.
 //
@@ -16,6 +16,7 @@
 //             15 and 16 in form); then how much of the idle time is used, and what that delays
 //   slices    a slice of a drafter's training packed and padded, what a checkpoint holds its worker up for (figure 17 in
 //             form), and what slices in hand hold rollout up for on threads
+//   running, strategies, whole-steps   compare_rollouts.hpp
 //
 // Teacher, student and drafter are trained once and kept in DIRECTORY/base (moving, deep); plots are DIRECTORY/*.svg.
 // Contenders take turns within a round; figures are medians over rounds of tokens a second, ratios within a round:
@@ -37,48 +38,13 @@
 
 #include "gnuplot.hpp"
 #include "pipeline/rollout.hpp"
-#include "run/train_drafter.hpp"
 #include "schedule/stages.hpp"
-#include "settings/checkpoint.hpp"
-#include "speculation/drafter_training.hpp"
-#include "studies/comparisons.hpp"
+#include "studies/compare_rollouts.hpp"
+#include "studies/speculation_ways.hpp"
 
 namespace {
 
 using namespace trainer;
-
-const arguments preset = {"--preset=speculative", "--quiet"};
-
-struct way {
-    std::string name;
-    arguments settings;
-};
-
-run_state state_in(const std::string& checkpoint) {
-    std::string settings;
-    return load_checkpoint(checkpoint, settings);
-}
-
-std::string digest(const std::vector<float>& weights) {
-    return hash128({reinterpret_cast<const char*>(weights.data()), weights.size() * sizeof(float)});
-}
-
-std::string drafter_in(const std::string& base, const arguments& settings) {
-    const std::string drafter = base + "/checkpoints/drafter.ckpt";
-    if (std::filesystem::exists(drafter)) return drafter;
-    fmt::print("training a drafter, once\n");
-    std::fflush(stdout);
-    if (const exit_code code =
-            train_drafter(parse_command_line(settings + arguments{"--run-dir=" + base, "--train-drafter"}));
-        code != exit_ok)
-        throw failure(code, "the training of the drafter was interrupted");
-    return drafter;
-}
-
-std::string range(const std::vector<double>& x) {
-    const spread s = of(x);
-    return fmt::format("{:.2f} ({:.2f}-{:.2f})", s.median, s.least, s.most);
-}
 
 void compare_steps(const std::string& directory, const std::string& student, const std::vector<way>& ways, int rounds,
                    int steps) {
@@ -137,11 +103,6 @@ double machine_rate(const transformer<float>& student, const any_task& task, con
     return tokens / seconds;
 }
 
-config config_of(const arguments& a) {
-    const config c = parse_command_line(a).settings;
-    return with_task_shapes(c, *task_of(c));
-}
-
 constexpr std::array<index_t, 6> batches = {1, 2, 4, 8, 16, 32};
 
 // What is measured of ways by batch, in rounds: [batch][way][round].
@@ -185,12 +146,6 @@ void print(const std::string& directory, const std::string& file, const std::str
         fmt::print(stderr, "no plot: {}\n", problem);
 }
 
-// A decoding step reads a model of 7 billion weights in 8 ms and computes a row of it in 75 us; a drafter of one layer, with the model's
-// head, is a thirteenth of it; a teacher of four times the size scores; and the learner computes three times a row.
-const arguments gpu = {"--cost-step=8e-3", "--cost-step-row=7.5e-5", "--cost-score-row=3e-4",
-                       "--cost-train-row=2.25e-4"},
-                gpu_drafter = {"--cost-draft=6e-4", "--cost-draft-row=6e-6"};
-
 // Response tokens over the seconds of rollout, and over all.
 std::pair<double, double> virtual_rates(const std::string& directory, const std::string& student, const way& w,
                                         index_t batch, const arguments& settings = preset) {
@@ -206,19 +161,13 @@ std::pair<double, double> virtual_rates(const std::string& directory, const std:
     return {tokens / report["busy_seconds"]["rollout"].get<double>(), tokens / report["wall_seconds"].get<double>()};
 }
 
-// --- a student that moves ---------------------------------------------------------------------------------------------
+// --- a student that moves --------------------------------------------------------------------------------------------
 
 // Steps whose rollout has a long tail: four workers, whose learner and teacher follow it.
-const arguments moving = {"--preset=quick", "--quiet", "--student-max-steps=40"},
-                long_tail = {"--driver=virtual",    "--rollout-workers=4",     "--slots=32",
+const arguments long_tail = {"--driver=virtual",    "--rollout-workers=4",     "--slots=32",
                              "--speculate=learned", "--draft-depth=6",         "--draft-verify=6",
                              "--eval-prompts=64",   "--eval-samples=0",        "--eval-every=0",
-                             "--log-every=1",       "--checkpoint-every=1000", "--drafter-ffn=96"},
-                gpu_spot = {"--cost-adapt=2e-3", "--cost-adapt-row=1.8e-5", "--adapt-rows=256"};
-
-nlohmann::json schedule_in(const std::string& where) {
-    return nlohmann::json::parse(read_file(where + "/schedule.json"));
-}
+                             "--log-every=1",       "--checkpoint-every=1000", "--drafter-ffn=96"};
 
 // Mean over the last tenth of the steps of tokens that a sequence got of a pass.
 double tokens_at_the_end(const std::string& where) {
@@ -270,13 +219,6 @@ judged_drafter judged(const config& c, const transformer<float>& student, const 
     draft_model own = *d;
     return {drafter_trainer(c, student, own, backend).measure(pointers(responses)),
             follow_drafts(c, student, d, backend.team(), pointers(responses), 3)};
-}
-
-transformer<float> model_in(const config& c, const std::string& checkpoint) {
-    transformer<float> model(c.student_model);
-    model.weights = state_in(checkpoint).student_weights;
-    model.weights_changed();
-    return model;
 }
 
 template <class F>
@@ -332,7 +274,8 @@ void compare_drafters(const std::string& directory, int updates) {
                                    {"eagle3", {"--drafter=eagle3", "--drafter-loss=eagle3"}},
                                    {"hidden, eagle3's loss", {"--drafter-loss=eagle3"}},
                                    {"eagle3, lk", {"--drafter=eagle3", "--drafter-loss=lk"}},
-                                   {"lk", {"--drafter-loss=lk"}}};
+                                   {"lk", {"--drafter-loss=lk"}},
+                                   {"osd", {"--drafter-loss=osd"}}};
     fmt::print("drafters for a student of 6 layers, {} updates each, on {} held-out prompts; one sequence at once, no "
                "drafts: {:.0f} tokens/s\n{:<22}{:>8}{:>10}{:>9}{:>8}   accepted by depth, drafted with the target's "
                "noise\n",
@@ -449,8 +392,7 @@ void compare_slices(const std::string& directory, int rounds) {
                100 * of(behind).median / of(alone).median);
 
     // on threads: as many slices as there is time for, which change no drafter
-    const std::string base = directory + "/moving",
-                      frozen = drafter_in(base, moving + arguments{"--drafter-ffn=96", "--drafter-steps=200"});
+    const std::string base = directory + "/moving", frozen = drafter_in(base, moving + small_drafter);
     for (const int workers : {1, 2}) {
         std::vector<double> held, rollout;
         for (int round = 0; round < rounds; ++round) {
@@ -478,11 +420,11 @@ void compare_slices(const std::string& directory, int rounds) {
 // that delays.
 void compare_adaptation(const std::string& directory, int steps) {
     const std::string base = directory + "/moving", student = student_in(base, moving);
-    const std::string frozen = drafter_in(base, moving + arguments{"--drafter-ffn=96", "--drafter-steps=200"});
+    const std::string frozen = drafter_in(base, moving + small_drafter);
     const arguments common =
         moving + long_tail + gpu + gpu_drafter + arguments{"--start-from=" + student, "--draft-from=" + frozen};
     const arguments studied = common + arguments{fmt::format("--steps={}", steps)},
-                    spot = gpu_spot + arguments{"--adapt-drafter"},
+                    spot = gpu_spot + arguments{"--adapt-rows=256", "--adapt-drafter"},
                     learning = studied + spot + arguments{"--adapt-slices=8"};
     const std::string adapted = directory + "/adapted", stays = directory + "/frozen";
     const config c = config_of(learning);
@@ -521,9 +463,10 @@ void compare_adaptation(const std::string& directory, int steps) {
         state_in(stays + "/checkpoints/distill.ckpt").student_weights)
         throw failure(exit_numeric, "the student depends on its drafter");
     const double mine = tokens_at_the_end(adapted), theirs = tokens_at_the_end(stays);
+    const auto told = schedule_in(adapted)["speculation"]["drafter"];
     fmt::print("tokens a pass in the last tenth of the steps: {:.2f} adapted, {:.2f} as it was: {:.2f} times; the "
-               "drafter is {:.2f} versions old in the mean\n",
-               mine, theirs, mine / theirs, schedule_in(adapted)["speculation"]["drafter"]["age"].get<double>());
+               "drafter is {:.2f} versions old in the mean; 8 slices a step use {:.3f} of what rollout leaves idle\n",
+               mine, theirs, mine / theirs, told["age"].get<double>(), told["idle_used"].get<double>());
     std::fflush(stdout);
     const int few = std::max(2, steps / 25);
     const arguments brief = common + arguments{fmt::format("--steps={}", few), "--overwrite"};
@@ -540,7 +483,10 @@ void compare(const std::string& directory, const std::set<std::string>& worlds, 
     if (worlds.contains("drafters")) compare_drafters(directory, 5 * steps);
     if (worlds.contains("adaptation")) compare_adaptation(directory, 5 * steps);
     if (worlds.contains("slices")) compare_slices(directory, rounds);
-    if (worlds.size() == worlds.count("drafters") + worlds.count("adaptation") + worlds.count("slices")) return;
+    if (worlds.contains("running")) compare_running(directory);
+    if (worlds.contains("strategies")) compare_strategies(directory);
+    if (worlds.contains("whole-steps")) compare_whole_steps(directory, 5 * steps);
+    if (!worlds.contains("preset") && !worlds.contains("machine") && !worlds.contains("virtual")) return;
     const std::string base = directory + "/base", student = student_in(base, preset),
                       drafter = drafter_in(base, preset);
     const arguments from = {"--draft-from=" + drafter};
@@ -591,7 +537,9 @@ int main(int argc, char** argv) {
     std::string directory;
     std::set<std::string> worlds = {"preset", "machine", "virtual"};
     int rounds = 3, steps = 40;
-    comparison_options(app, directory, worlds, {"preset", "machine", "virtual", "drafters", "adaptation", "slices"});
+    comparison_options(
+        app, directory, worlds,
+        {"preset", "machine", "virtual", "drafters", "adaptation", "slices", "running", "strategies", "whole-steps"});
     app.add_option("--rounds", rounds)->check(CLI::PositiveNumber)->capture_default_str();
     app.add_option("--steps", steps)->check(CLI::PositiveNumber)->capture_default_str();
     return comparison_main(app, argc, argv, [&] { compare(directory, worlds, rounds, steps); });
