@@ -856,6 +856,31 @@ TEST_CASE("a spot trainer: slices are applied whole, when they are over or not a
     CHECK_THROWS_WITH(spot_trainer(c, first, 2).restore(bytes), doctest::Contains("another drafter"));
 }
 
+TEST_CASE("on threads no more slices at a time than the learner leaves cores for") {
+    config c;
+    c.student_model = opd::test::small_shape();
+    c.speculation.kind = "learned", c.speculation.adapt = true;
+    c.speculation.adapt_rows = 400, c.speculation.adapt_slices = 0;
+    const policy target = small_weights(1, 3);
+    const auto first = std::make_shared<const draft_model>(fresh(drafter_kind::hidden, 11));
+    // whether the second of two workers is ever sent away
+    const auto refused = [&](int threads, int of_the_learner) {
+        c.run.threads = threads, c.schedule.learner_threads = of_the_learner;
+        spot_trainer spot(c, first, 2);
+        for (std::uint64_t i = 0; i < 20; ++i) spot.record(response_of(i, 3, 20, first->features()));
+        std::jthread other([&](std::stop_token stop) {
+            while (!stop.stop_requested()) spot.slice(0, target, {});
+        });
+        const auto end = std::chrono::steady_clock::now() + std::chrono::seconds(threads == 2 ? 20 : 1);
+        while (std::chrono::steady_clock::now() < end)
+            if (!spot.slice(1, target, {})) return true;
+        return false;
+    };
+    CHECK(refused(2, 1));
+    CHECK(refused(2, 0)); // which has both
+    CHECK_FALSE(refused(3, 1));
+}
+
 TEST_CASE("packed sequences: each has the bits that it has alone, and padding would change none of them") {
     const auto target = jittered<double>(target_shape(), 3);
     const auto drafter = jittered<double>(own_shape(2), 4);

@@ -11,6 +11,7 @@
 #include <fmt/format.h>
 
 #include "opd/sched/archive.hpp"
+#include "settings/schedule.hpp"
 
 namespace trainer {
 
@@ -61,8 +62,10 @@ recorded_response recorded(const opd::spec::draft_response& r) {
 
 spot_trainer::spot_trainer(const config& c, std::shared_ptr<const draft_model> first, std::int32_t workers,
                            const std::string& file)
-    : settings_(c), width_(first ? first->features() : 0), newest_{std::move(first)}, buffer_(empty_buffer()),
-      workers_(static_cast<std::size_t>(workers)) {
+    : settings_(c), width_(first ? first->features() : 0),
+      desks_(in_virtual_time(c) ? workers : std::max(1, threads_of(c) - learner_threads_of(c))), newest_{std::move(
+                                                                                                     first)},
+      buffer_(empty_buffer()), workers_(static_cast<std::size_t>(workers)) {
     if (!newest_.model) throw std::invalid_argument("spot_trainer: there is no drafter");
     if (!file.empty()) file_.emplace(file);
 }
@@ -113,10 +116,34 @@ private:
     std::optional<clock::time_point> since_;
 };
 
+// Where a slice is computed, from where the worker sits down until it leaves.
+class spot_trainer::desk {
+public:
+    explicit desk(spot_trainer& owner) : owner_(owner) {}
+    ~desk() {
+        if (!taken_) return;
+        const std::lock_guard lock(owner_.mutex_);
+        --owner_.at_work_;
+    }
+    desk(const desk&) = delete;
+    desk& operator=(const desk&) = delete;
+    /// With the mutex held. False: there is none.
+    bool take() {
+        if (owner_.at_work_ >= owner_.desks_) return false;
+        ++owner_.at_work_;
+        return taken_ = true;
+    }
+
+private:
+    spot_trainer& owner_;
+    bool taken_ = false;
+};
+
 std::optional<slice_work> spot_trainer::slice(std::int32_t worker, const policy& target, std::stop_token stop) {
     settle(worker);
     worker_state& mine = of(worker);
     overstay held(*this);
+    desk place(*this);
     const std::stop_callback asked(stop, [&held] { held.begin(); }); // its end waits for a call that runs
     std::vector<recorded_response> batch;
     drafter_version from;
@@ -128,7 +155,7 @@ std::optional<slice_work> spot_trainer::slice(std::int32_t worker, const policy&
         if (settings_.speculation.adapt_slices > 0 && slices_made_ >= settings_.speculation.adapt_slices) return {};
         const index_t room = std::max<index_t>(settings_.speculation.adapt_rows, buffer_.longest());
         for (const auto& place : buffer_.choose(room)) batch.push_back(recorded(buffer_.at(place)));
-        if (batch.empty()) return {};
+        if (batch.empty() || !place.take()) return {};
         ++slices_made_;
         number = counts_.slices + counts_.stopped;
         from = newest_;

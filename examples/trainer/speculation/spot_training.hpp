@@ -101,8 +101,9 @@ public:
     /// A response is finished; its worker is not at a slice.
     void record(recorded_response r);
 
-    /// A slice by a worker that has nothing to run: none where there is nothing to learn from, or where it was done often enough for this
-    /// policy version (--adapt-slices).
+    /// A slice by a worker that has nothing to run: none where there is nothing to learn from, where it was done often enough for this
+    /// policy version (--adapt-slices), or, on threads, where others are at as many as the learner leaves cores for (at least one): a
+    /// slice without a core of its own lets go of its worker late, and holds the learner up.
     std::optional<slice_work> slice(std::int32_t worker, const policy& target, std::stop_token stop);
     /// The worker's last slice is over.
     void settle(std::int32_t worker);
@@ -147,6 +148,7 @@ private:
         std::unique_ptr<tools> with;
     };
     class overstay;
+    class desk;
     worker_state& of(std::int32_t worker) const;
     opd::spec::draft_data_buffer empty_buffer() const;
     void apply(pending& made);
@@ -154,6 +156,7 @@ private:
 
     const config& settings_;
     const index_t width_;      // of what is recorded of a position
+    const int desks_;          // most slices at a time
     mutable std::mutex mutex_; // of all below, but for what a worker computes with
     drafter_version newest_;
     adamw_state optimizer_;
@@ -161,6 +164,7 @@ private:
     std::int32_t slices_version_ = -1; // policy version that
     std::int64_t slices_made_ = 0;     // so many slices were begun for
     spot_counts counts_;
+    int at_work_ = 0;         // slices that are computed now
     double held_seconds_ = 0; // by a clock: no state
     std::optional<background_file> file_;
     mutable std::vector<worker_state> workers_;
