@@ -151,6 +151,14 @@ void check_tail_is_finite(const Student& s, const Teacher& t, const Estimator& e
     if (!shared && (is_neg_inf(log_tail) || outside == 0) && infinite_where_disjoint(est)) throw infinite_value(r);
 }
 
+/// check::contents over log mu of slot j of a support, which not every estimator reads.
+template <class Student, class Estimator>
+void check_support_mu(const Student& s, const Estimator& est, index_t r, index_t j, index_t id, double log_mu) {
+    const bool drawn = (columns_of(est) & column::log_mu) != 0 && !is_neg_inf(load_log(s.logit({r}, id)));
+    if (is_nan(log_mu) || log_mu > 1e-3 || (drawn && log_mu < -9000))
+        throw invalid_input("teacher.log_mu",
+                            "is not the log-probability of one of mu's best tokens in column " + std::to_string(j), r);
+}
 /// check::contents over what is frozen of slot j of row r, which is used.
 inline void check_frozen_slot(const frozen_batch<space::host>& f, index_t r, index_t j) {
     const auto finite = [&](const char* name, const auto& v) {
@@ -210,6 +218,8 @@ void check_sparse_contents(const Student& s, const Teacher& t, const Estimator& 
         if (contents) {
             check_slot(t, s.vocab(), r, j, log_q);
             check_frozen_slot(e.frozen, r, j);
+            if constexpr (Teacher::kind == cache_kind::support)
+                if (row.log_mu) check_support_mu(s, est, r, j, id, load_log(row.log_mu[j]));
         }
         if (raises && id >= 0 && id < s.vocab()) {
             const bool p_zero = is_neg_inf(load_log(s.logit({r}, id)));

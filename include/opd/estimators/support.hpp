@@ -282,29 +282,38 @@ struct reweighted {
 
     OPD_HD OPD_INLINE entry_row row(support_entries& s, entry_facts facts, diagnostics& d) const {
         entry_row out;
-        double z_p = 0, z_q = 0, sum_c = 0;
+        detail::log_sum_of_any of_p, of_q; // so that a mass below every double is one
+        double sum_c = 0, largest = 0;     // of |c|
         for (int j = 0; j < s.k; ++j) {
             const bool none = detail::is_neg_inf(s.log_p[j]);
             out.infinite |= detail::is_neg_inf(s.log_q[j]) && !none;
-            out.bad |= detail::is_neg_inf(s.log_mu[j]) && !none; // not of mu's best
-            z_p += detail::mass_of(s.log_p[j]), z_q += detail::mass_of(s.log_q[j]);
+            out.bad |= s.log_mu[j] < -9000 && !none; // not of mu's best, or a server's number for none
+            of_p.add(s.log_p[j]), of_q.add(s.log_q[j]);
         }
         if (out.infinite && facts.on_infinite.act != infinite::action::floor) return out;
-        out.bad |= !(z_p > 0) || !(z_q > 0);
+        out.bad |= of_p.none() || of_q.none();
         if (out.bad) return out;
-        const double log_p = ::log(z_p), log_q = ::log(z_q), floor_at = facts.on_infinite.floor_at;
+        // relative to the largest, so that log-probs of any size differ by what they do
+        const double sum_p = ::log(of_p.sum), sum_q = ::log(of_q.sum), floor_at = facts.on_infinite.floor_at;
+        const auto log_share = [&](int j) { return (s.log_p[j] - of_p.top) - sum_p; };
         for (int j = 0; j < s.k; ++j) {
             if (detail::is_neg_inf(s.log_p[j])) continue;
-            double lq = s.log_q[j] - log_q;
+            double lq = (s.log_q[j] - of_q.top) - sum_q;
             if (out.infinite && !(lq > floor_at)) lq = floor_at;
             const double l = s.log_p[j] - s.log_mu[j];
             d.saturated += l != detail::within_80(l);
-            const double share = ::exp(s.log_p[j] - log_p), gap = s.log_p[j] - log_p - lq;
-            s.h[j] = ::exp(detail::within_80(l)) * share * gap;
+            const double lp = log_share(j);
+            s.h[j] = ::exp(detail::within_80(l)) * detail::mass_of(lp) * (lp - lq);
             out.loss += s.h[j], sum_c += s.h[j];
+            const double size = s.h[j] < 0 ? -s.h[j] : s.h[j];
+            if (!(size <= largest)) largest = size;
         }
-        for (int j = 0; j < s.k; ++j) s.h[j] -= detail::mass_of(s.log_p[j] - log_p) * sum_c;
+        for (int j = 0; j < s.k; ++j) s.h[j] -= detail::mass_of(log_share(j)) * sum_c;
         s.h_rest = 0;
+        if (!(largest < 1e37)) { // beyond float: no finite number to report or store
+            out.infinite = true, out.loss = 0;
+            for (int j = 0; j < s.k; ++j) s.h[j] = 0;
+        }
         return out;
     }
     template <class Teacher>
