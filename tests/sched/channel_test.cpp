@@ -8,6 +8,7 @@
 // A failure names its world's seed; OPD_WORLD=<seed> runs that one alone, OPD_WORLDS=<n> runs n of them.
 #include <cstdlib>
 #include <doctest/doctest.h>
+#include <map>
 #include <string>
 
 #include "support/channel_world.hpp"
@@ -21,6 +22,8 @@ TEST_CASE("worlds of processes end, and nothing is lost or learnt from twice") {
     const std::uint64_t first = number_from("OPD_WORLD", 0),
                         last = one ? first + 1 : number_from("OPD_WORLDS", 10000 / worlds_share);
     opd::sched::counters met;
+    std::map<std::string, int> moved; // of each policy
+    int ended = 0;
     std::uint64_t crashes = 0, messages = 0;
     for (std::uint64_t seed = first; seed < last; ++seed) {
         channel_world<> w(seed);
@@ -32,12 +35,22 @@ TEST_CASE("worlds of processes end, and nothing is lost or learnt from twice") {
         met.lost_workers += c.lost_workers, met.lost_weights += c.lost_weights, met.parked += c.parked;
         met.lost_payloads += c.lost_payloads;
         crashes += w.crashes(), messages += w.messages();
+        const plan p = w.state().resolved();
+        moved[p.streaming ? std::string(name_of(p.policy)) : "in batches"] += w.moved();
+        ended += w.state().failed().has_value();
     }
     if (last - first < 10000) return;
     MESSAGE(messages << " messages, " << met.consumed << " consumed, " << crashes << " deaths of the scheduler, "
                      << met.late << " late, " << met.duplicates << " double, " << met.preempted << " preempted, "
                      << met.lost_workers << " workers and " << met.lost_weights << " publications lost, " << met.parked
                      << " parked, " << met.lost_payloads << " payloads lost");
+    CHECK(moved.size() == 1 + 7);
+    for (const auto& [name, n] : moved) {
+        INFO(name << ": " << n << " publications lost after their version had come");
+        CHECK(n > 100);
+    }
+    MESSAGE(ended << " worlds ended without weights");
+    CHECK(ended > 10);
     for (const std::int64_t n : {met.consumed, met.late, met.duplicates, met.preempted, met.lost_workers,
                                  met.lost_weights, met.parked, met.lost_payloads, static_cast<std::int64_t>(crashes)})
         CHECK(n > 300);

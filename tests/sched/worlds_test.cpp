@@ -33,15 +33,18 @@ range worlds(std::uint64_t count) {
 
 /// What all worlds together have met.
 struct coverage {
-    std::map<std::string, int> worlds;
+    std::map<std::string, int> worlds, moved; // moved: weights lost after their version had come
+    int ended = 0;                            // as failed, since nobody had them any more
     opd::sched::counters totals;
     std::uint64_t events = 0;
     std::set<event::kind> kinds;
-    void add(const world& w, const counters& c, std::uint64_t n) {
+    void add(const world& w, const counters& c, std::uint64_t n, int gone) {
         const plan p = plan_of(w.settings);
         const char* whole[] = {"sync", "step_off", "controlled"};
-        ++worlds[p.streaming ? std::string(name_of(p.policy)) + " " + name_of(p.update)
-                             : std::string(whole[w.settings.schedule.index()])];
+        const std::string name = p.streaming ? std::string(name_of(p.policy)) + " " + name_of(p.update)
+                                             : std::string(whole[w.settings.schedule.index()]);
+        ++worlds[name];
+        moved[name] += gone;
         totals.consumed += c.consumed, totals.failed += c.failed, totals.retries += c.retries;
         totals.restarts += c.restarts, totals.late += c.late, totals.duplicates += c.duplicates;
         totals.lost_workers += c.lost_workers, totals.lost_weights += c.lost_weights,
@@ -55,10 +58,12 @@ struct coverage {
 /// A witness that also counts what kinds of events it has seen.
 struct counting_witness : witness {
     std::set<opd::sched::event::kind> kinds = {};
+    int gone = 0; // publications of the version
     using witness::witness;
     template <class S>
     void event(double t, const opd::sched::event& e, const actions& out, const S& s) {
         kinds.insert(e.what);
+        gone += e.what == opd::sched::event::kind::weights_lost && e.job == s.weights().job && !s.finished();
         witness::event(t, e, out, s);
     }
 };
@@ -76,7 +81,8 @@ TEST_CASE("random worlds end, and keep every promise after every event") {
         });
         INFO("OPD_WORLD=" << seed);
         REQUIRE(wrong == "");
-        met.add(w, d.scheduler().totals(), d.events());
+        met.add(w, d.scheduler().totals(), d.events(), o.gone);
+        met.ended += d.scheduler().failed().has_value();
         met.kinds.insert(o.kinds.begin(), o.kinds.end());
     }
     if (all.last - all.first < 30000) return;
@@ -86,6 +92,11 @@ TEST_CASE("random worlds end, and keep every promise after every event") {
     for (const auto& [name, count] : met.worlds) {
         INFO(name << ": " << count);
         CHECK(count > 300);
+    }
+    MESSAGE(met.ended << " ended without weights");
+    for (const auto& [name, count] : met.moved) {
+        INFO(name << ": " << count << " publications lost after their version had come");
+        CHECK(count > 50);
     }
     CHECK(met.kinds.size() == 19);
     CHECK(met.totals.consumed > 500000);

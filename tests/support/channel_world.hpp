@@ -2,8 +2,9 @@
 //
 // A scheduler and its workers as processes that talk through an unreliable channel: messages are lost, late, doubled
 // and in another order; workers die and come back in another life, reconnect unnoticed, or are told of their death
-// late; the scheduler dies and comes back from its last snapshot; what a learner published is lost with it. After a
-// while nothing goes wrong any more, and the run must end.
+// late; the scheduler dies and comes back from its last snapshot; what a learner published is lost with it, at once or
+// after the version has moved. After a while nothing goes wrong any more, and the run must end: as failed, if no worker
+// has the version's weights any more.
 //
 // The process that drives the scheduler is a dispatcher (opd/sched/dispatcher.hpp), and does what the head of that
 // header asks of a driver, and no more:
@@ -12,7 +13,7 @@
 //   - who speaks in a life that is over is told so
 //   - a command that comes twice is carried out once; one of another life not at all
 //   - a snapshot, with the payloads, is written again before the first message after a restore
-//   - a publication that is lost before all have it is reported
+//   - a publication that is lost is reported, and again after a restore, unless it is there again
 //   - payloads are evicted, or die with the life of who made them: whoever asks for one says so, and at times their store
 //
 // What is checked, beside the scheduler's own invariants after every event: nothing starts on weights that are older
@@ -36,6 +37,7 @@ namespace opd::test {
 
 struct channel_faults {
     double drop = 0, twice = 0, death = 0, silent_death = 0, scheduler_death = 0, loss = 0, reconnect = 0;
+    double late_loss = 0;      ///< of the version's weights, which others have
     double eviction = 0;       ///< of a payload from its store
     bool held_by_life = false; ///< payloads die with the life of the worker that made them
     double delay = 0.1;        ///< mean seconds
@@ -55,6 +57,7 @@ inline channel_faults faults_of(std::uint64_t seed) {
     f.delay = d.one({0.01, 0.3, 1.0});
     if (d(0.5)) f.eviction = 0.02 * d();
     f.held_by_life = d(0.3);
+    if (d(0.3)) f.late_loss = 0.1 * d();
     return f;
 }
 
@@ -131,6 +134,14 @@ public:
                 break;
             }
         }
+        if (state().failed()) {
+            require(state().failed() == stage::rollout && is_gone(before_.job), "failed for no reason");
+            for (const process& w : workers_)
+                require(w.stage != stage::rollout || !state().is_up(w.stage, w.number) || !w.installed ||
+                            w.life != state().incarnation_of(w.stage, w.number) || w.epoch != epoch_ ||
+                            w.has != before_,
+                        "failed, though a worker has the weights");
+        }
         for (const failure f : {failure::rollout, failure::teacher, failure::learner})
             require(state().totals().failed_by[static_cast<std::size_t>(f)] == 0, "given up for a fault");
         // along the line of the last weights each was learnt from once, and all of them
@@ -143,6 +154,7 @@ public:
     }
     const Scheduler& state() const { return work_.scheduler(); }
     std::uint64_t crashes() const { return epoch_; }
+    int moved() const { return moved_; } ///< publications that were lost after their version had come
     std::uint64_t messages() const { return number_; }
 
 private:
@@ -213,7 +225,10 @@ private:
 
     // --- the scheduler's process
 
-    void dispatch(const event& e) { work_.on(e, now_, *this); }
+    void dispatch(const event& e) {
+        before_ = state().weights(); // a run that ends as failed counts an update that was made
+        work_.on(e, now_, *this);
+    }
     void took(const event&, double, const actions&) { state().check_invariants(); }
     void carry_out(const action& a) {
         switch (a.what) {
@@ -294,6 +309,7 @@ private:
     }
     void hear(const message& m) {
         const event& e = m.said->what;
+        before_ = state().weights();
         work_.hear(reply(*m.said), now_, *this);
         if (e.what == event::kind::learned && made_.at(e.job).lost) dispatch(event::weights_lost(e.job));
         // who speaks in a life that is over is told so
@@ -335,7 +351,7 @@ private:
         switch (c.what) {
         case kind::install:
             if (w.installed && c.weights.job < w.has.job) break;
-            if (c.weights.job != 0 && made_.at(c.weights.job).lost) break; // its source is dead
+            if (is_gone(c.weights.job)) break; // its source is dead
             w.installed = true;
             w.has = c.weights;
             say(m.worker, event::synced(w.number, c.weights.job).of_life(w.life));
@@ -436,6 +452,7 @@ private:
     bool is_lost(const drawn_tokens& p) const {
         return evicted_.contains({p.sample, p.attempt}) || has_gone(p.holder, p.life);
     }
+    bool is_gone(std::uint64_t job) const { return job != 0 && made_.at(job).lost; }
     void evict() {
         std::vector<ticket> gone;
         state().for_each([&](const outstanding_sequence& q) {
@@ -468,7 +485,14 @@ private:
                 begin(i);
             }
         }
-        if (happens(faults_.scheduler_death)) {
+        if (faults_.late_loss > 0 && happens(faults_.late_loss)) {
+            const std::uint64_t job = state().weights().job;
+            if (job != 0 && !std::exchange(made_.at(job).lost, true)) {
+                ++moved_;
+                dispatch(event::weights_lost(job));
+            }
+        }
+        if (!state().finished() && happens(faults_.scheduler_death)) {
             ++epoch_;
             work_ = dispatcher<belt, Scheduler>(Scheduler::restore(settings_, saved_.scheduler));
             work_.scheduler().abandon_workers();
@@ -477,6 +501,12 @@ private:
             consumed_ = saved_consumed_;
             installing_ = 0;
             save(); // before anything is asked
+            if (is_gone(state().weights().job)) {
+                if (dice_(0.5))
+                    made_.at(state().weights().job).lost = false; // from a store
+                else
+                    dispatch(event::weights_lost(state().weights().job));
+            }
             now_ += dice_() * 5;
             for (std::size_t i = 0; i < workers_.size(); ++i) { // some notice at once, others by their next message
                 if (!dice_(0.5)) continue;
@@ -505,6 +535,8 @@ private:
     std::set<std::pair<sample_t, std::uint32_t>> evicted_; // sequence, attempt
     std::map<std::uint64_t, publication> made_;
     std::uint64_t installing_ = 0;
+    int moved_ = 0;
+    weights before_ = {}; // of the version, when the scheduler heard the last event
     bool saves_often_ = dice_(0.5), saves_ = false;
     typename belt::snapshot_type saved_;
     std::set<sample_t> saved_consumed_;

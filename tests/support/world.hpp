@@ -29,8 +29,9 @@ using namespace opd::sched;
 /// How often things go wrong.
 struct fault_rates {
     double fail = 0, hang = 0, late = 0, twice = 0, partial = 0, death = 0, silence = 0, gone = 0;
-    double lost = 0;  ///< of what a learner has published
-    double scale = 1; ///< of their times, seconds
+    double lost = 0;    ///< of what a learner has published
+    bool moved = false; ///< that comes when most have it, not while they install it
+    double scale = 1;   ///< of their times, seconds
     bool any() const { return fail + hang + late + twice + partial + death + silence + gone > 0; }
 
     fault draw(std::uint64_t seed, stage s, std::uint64_t number, std::uint32_t attempt) const {
@@ -71,7 +72,7 @@ struct faulty_cluster : simulated_cluster {
     }
     double publication(std::uint64_t job) const {
         if (keyed_uniform(seed, static_cast<draw_of>(4000), job) >= faults.lost) return forever;
-        return faults.scale * 0.5 * keyed_uniform(seed, static_cast<draw_of>(4001), job);
+        return faults.scale * (faults.moved ? 10 : 0.5) * keyed_uniform(seed, static_cast<draw_of>(4001), job);
     }
     double recovery(stage s, std::int32_t worker, std::uint32_t life) const {
         return 5 * faults.scale *
@@ -214,6 +215,8 @@ inline world world_of(std::uint64_t seed, const world_options& options = {}) {
             if (d(0.4)) *rate = much * d();
         f.scale = d.one({0.3, 2.0, 10.0});
         if (d(0.3)) f.lost = 0.2 * d();
+        f.moved = seed % 2 == 1; // no draw, as above
+        if (f.moved) f.lost *= 4;
     }
     // Deadlines, wherever somebody may never answer. Above all durations the run ends by itself; tighter ones give up
     // sequences that are merely slow, so the source must be one that ends. A transfer is tried until it succeeds.
