@@ -1,0 +1,12 @@
+// SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+#include "pipeline/whole_rows_parts.hpp"
+
+namespace trainer {
+
+opd::result of_whole_rows(opd::eigen_backend& backend, const opd::any_dense& divergence, const row_choice& rows,
+                          const student_states<model_head>& student, const teacher_states<model_head>& teacher,
+                          const opd::env& env) {
+    return evaluated(backend, divergence, rows, student, teacher, env);
+}
+
+} // namespace trainer
