@@ -482,6 +482,24 @@ TEST_CASE("a batch is followed as each of its sequences is, with one draw a roun
     CHECK(longest > 3);
 
     const std::vector<std::int32_t> chain{-1, 0}, ahead{1, -1}, two{0, 1};
+    // a text that ends, and a draw that is none
+    const draft_tree same[] = {{chain, two}, {chain, two}};
+    std::vector<index_t> drawn(2);
+    const auto text = [&](std::span<const batch_follower::due> due, std::span<std::int32_t> tokens) {
+        for (std::size_t i = 0; i < due.size(); ++i) {
+            if (due[i].sequence == 1 && due[i].row == 2) return false;
+            tokens[i] = static_cast<std::int32_t>(due[i].row);
+        }
+        for (const auto& d : due) ++drawn[static_cast<std::size_t>(d.sequence)];
+        return true;
+    };
+    const auto over = memory.follow(same, text, [](index_t sequence) { return sequence == 0; });
+    CHECK(drawn == std::vector<index_t>{1, 2});
+    CHECK(over[0].accepted == 1); // the last token was drafted, and nothing is drawn after it
+    CHECK(over[0].next == 0);
+    CHECK(over[1].accepted == 2); // the row behind it was not drawn from
+    CHECK(over[1].next == 1);
+
     const draft_tree trees[] = {{chain, two}, {ahead, two}};
     const auto never = [](std::span<const batch_follower::due>, std::span<std::int32_t>) { FAIL("a draw"); };
     CHECK_THROWS_WITH_AS(memory.follow(trees, never), doctest::Contains("an earlier one"), opd::invalid_input);

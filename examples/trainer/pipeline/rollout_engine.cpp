@@ -247,33 +247,30 @@ void rollout_engine::draft() {
 // that fails where drafts led is left to the step in which it would be due without them.
 void rollout_engine::follow() {
     const index_t v = weights_.model->shape.vocabulary;
-    for (bool first = true;; first = false) {
+    const auto sequence_of = [&](index_t walk) -> trajectory& {
+        const std::size_t segment = walks_[static_cast<std::size_t>(walk)].segment;
+        return lanes_[static_cast<std::size_t>(segments_[segment].slot)].sequence;
+    };
+    bool first = true;
+    const auto draw = [&](std::span<const opd::spec::batch_follower::due> due, std::span<token> drawn) {
         sampler_.clear();
-        bool any = false;
-        for (std::size_t i = 0; i < walking_; ++i) {
-            const walk& w = walks_[i];
-            if (w.ends) continue;
-            lane_state& s = lanes_[static_cast<std::size_t>(segments_[w.segment].slot)];
-            sampler_.add(s.sequence, logits_.data() + (w.row + w.at.row()) * v);
-            any = true;
-        }
-        if (!any) return;
+        for (const auto& d : due)
+            sampler_.add(sequence_of(d.sequence),
+                         logits_.data() + (walks_[static_cast<std::size_t>(d.sequence)].row + d.row) * v);
         try {
             sampler_.draw(weights_.version); // throws before it changes anything
         } catch (const failure&) {
             if (first) throw;
-            for (std::size_t i = 0; i < walking_; ++i) // whose row was not drawn from: it is read again
-                if (!walks_[i].ends) walks_[i].path.pop_back();
-            return;
+            return false; // the drafts' rows that were not drawn from are read again
         }
-        for (std::size_t i = 0; i < walking_; ++i) {
-            walk& w = walks_[i];
-            if (w.ends) continue;
-            const trajectory& written = lanes_[static_cast<std::size_t>(segments_[w.segment].slot)].sequence;
-            w.ends = !w.at.take(written.tokens.back()) || complete(written);
-            if (!w.ends) w.path.push_back(w.at.found().node);
+        first = false;
+        for (std::size_t i = 0; i < due.size(); ++i) {
+            drawn[i] = sequence_of(due[i].sequence).tokens.back();
+            if (due[i].row > 0) walks_[static_cast<std::size_t>(due[i].sequence)].path.push_back(due[i].row - 1);
         }
-    }
+        return true;
+    };
+    found_ = follower_.follow(trees_, draw, [&](index_t walk) { return complete(sequence_of(walk)); });
 }
 
 void rollout_engine::tell_drafter() {
@@ -322,6 +319,7 @@ index_t rollout_engine::step(std::vector<lane_trajectory>& finished) {
     if (segments_.empty()) return 0;
     if (speculation_) draft();
     walking_ = 0;
+    trees_.clear();
     for (std::size_t i = 0; i < segments_.size(); ++i) {
         segment& g = segments_[i];
         const lane_state& s = lanes_[static_cast<std::size_t>(g.slot)];
@@ -331,12 +329,12 @@ index_t rollout_engine::step(std::vector<lane_trajectory>& finished) {
         if (from + g.count != all.end()) continue; // the rest of the prefix comes in the next step
         if (walks_.size() == walking_) walks_.emplace_back();
         walk& w = walks_[walking_++];
-        w.segment = i, w.row = static_cast<index_t>(tokens_.size()) - 1, w.at = {};
-        w.tokens = all.size(), w.ends = false;
+        w.segment = i, w.row = static_cast<index_t>(tokens_.size()) - 1;
+        w.tokens = all.size();
         w.path.clear();
-        if (!speculation_) continue;
-        const opd::spec::draft_tree& tree = speculation_->tree(g.slot);
-        g.parents = tree.parents, w.at = opd::spec::follower(tree);
+        trees_.push_back(speculation_ ? speculation_->tree(g.slot) : opd::spec::draft_tree{});
+        const opd::spec::draft_tree& tree = trees_.back();
+        g.parents = tree.parents;
         tokens_.insert(tokens_.end(), tree.tokens.begin(), tree.tokens.end());
     }
     rows_ = static_cast<index_t>(tokens_.size());
@@ -352,6 +350,7 @@ index_t rollout_engine::step(std::vector<lane_trajectory>& finished) {
         recomputed_ += static_cast<index_t>(std::min(s.computed, std::max(first, s.known)) - first);
         s.known = std::max(s.known, s.computed);
         if (walking == walking_ || walks_[walking].segment != i) continue;
+        const opd::spec::verdict& found = found_[walking];
         const walk& w = walks_[walking++];
         for (const index_t node : w.path) { // ascending, so that none is overwritten before it moves
             const auto to = static_cast<index_t>(s.computed++);
@@ -359,7 +358,7 @@ index_t rollout_engine::step(std::vector<lane_trajectory>& finished) {
         }
         s.known = std::max(s.known, s.computed);
         if (speculation_)
-            speculation_->verified(g.slot, w.at.found(), static_cast<index_t>(s.sequence.tokens.size() - w.tokens));
+            speculation_->verified(g.slot, found, static_cast<index_t>(s.sequence.tokens.size() - w.tokens));
         if (!complete(s.sequence)) continue;
         s.sequence.ended = o_.ends(s.sequence.tokens.back());
         if (speculation_) speculation_->end(g.slot, s.sequence, true);

@@ -22,6 +22,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <vector>
 
 #include "model/model.hpp"
@@ -157,9 +158,7 @@ private:
     struct walk {
         std::size_t segment = 0;
         index_t row = 0;           // of the last token; its drafts' follow
-        opd::spec::follower at;    // where in its drafts the target is
         std::size_t tokens = 0;    // before the step
-        bool ends = false;         // nothing more is drawn of it in this step
         std::vector<index_t> path; // drafts that were drawn after
     };
 
@@ -181,6 +180,9 @@ private:
     std::vector<speculation::due> due_;
     std::vector<walk> walks_; // the first `walking_` of them
     std::size_t walking_ = 0;
+    std::vector<opd::spec::draft_tree> trees_; // of the walks
+    opd::spec::batch_follower follower_;
+    std::span<const opd::spec::verdict> found_; // of the walks
     std::vector<lane_news> news_;
     std::vector<float> hidden_;
 };

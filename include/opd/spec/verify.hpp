@@ -44,6 +44,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -185,10 +186,15 @@ public:
         index_t row; ///< of this sequence's laws
     };
     /// draw(std::span<const due>, std::span<std::int32_t>) writes the token that the target draws from each of these
-    /// rows, ascending by sequence. Returns one verdict a tree, good until the next call. Throws invalid_input,
-    /// before it draws, for a tree that is none.
+    /// rows, ascending by sequence; where it returns false it has drawn nothing, and the call ends where all sequences
+    /// are. ends(sequence): whether the token that was drawn is the text's last, whatever was drafted behind it. Returns
+    /// one verdict a tree, good until the next call. Throws invalid_input, before it draws, for a tree that is none.
+    template <class Draw, class Ends>
+    std::span<const verdict> follow(std::span<const draft_tree> trees, Draw&& draw, Ends&& ends);
     template <class Draw>
-    std::span<const verdict> follow(std::span<const draft_tree> trees, Draw&& draw);
+    std::span<const verdict> follow(std::span<const draft_tree> trees, Draw&& draw) {
+        return follow(trees, std::forward<Draw>(draw), [](index_t) { return false; });
+    }
 
 private:
     std::vector<follower> at_;
@@ -381,8 +387,8 @@ verdict follow(const draft_tree& tree, Own&& own) {
     return f.found();
 }
 
-template <class Draw>
-std::span<const verdict> batch_follower::follow(std::span<const draft_tree> trees, Draw&& draw) {
+template <class Draw, class Ends>
+std::span<const verdict> batch_follower::follow(std::span<const draft_tree> trees, Draw&& draw, Ends&& ends) {
     at_.clear(), due_.clear();
     for (const draft_tree& tree : trees) {
         due_.push_back({static_cast<index_t>(at_.size()), 0});
@@ -390,12 +396,17 @@ std::span<const verdict> batch_follower::follow(std::span<const draft_tree> tree
     }
     while (!due_.empty()) {
         drawn_.resize(due_.size());
-        draw(std::span<const due>(due_), std::span<std::int32_t>(drawn_));
+        const std::span<const due> rows(due_);
+        if constexpr (std::is_same_v<decltype(draw(rows, std::span(drawn_))), bool>) {
+            if (!draw(rows, std::span(drawn_))) break;
+        } else {
+            draw(rows, std::span(drawn_));
+        }
         std::size_t go_on = 0;
         for (std::size_t i = 0; i < due_.size(); ++i) {
             const index_t n = due_[i].sequence;
             follower& f = at_[static_cast<std::size_t>(n)];
-            if (f.take(drawn_[i])) due_[go_on++] = {n, f.row()};
+            if (f.take(drawn_[i]) && !ends(n)) due_[go_on++] = {n, f.row()};
         }
         due_.resize(go_on);
     }
