@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Rollouts by the clock of --cost-* (examples/trainer/studies/rollout_profile.hpp): what the clock says, that every sequence
-// finishes with the tokens of plain rollout whatever drafts, and that auto comes near the best of the others.
+// Rollouts by the clock of --cost-* (examples/trainer/studies/rollout_profile.hpp): what the clock says, that every
+// sequence finishes with the tokens of plain rollout whatever drafts, and that auto comes near the best of the others.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Rollout alone on one engine, by a clock that follows from --cost-*: how many sequences ran when, and what the steps of
-// a full batch brought. Drafts, and what the target makes of them, are real; what they take is
+// Rollout alone on one engine, by a clock that follows from --cost-*: how many sequences ran when, and what the steps
+// of a full batch brought. Drafts, and what the target makes of them, are real; what they take is
 //
 //   a + b·rows + c·passes + d·drafted rows seconds a step (--cost-step, -step-row, -draft, -draft-row)
 #pragma once
@@ -36,7 +36,7 @@ struct rollout_profile {
     std::vector<trajectory> responses; ///< in the order of the prompts
     double seconds = 0;                ///< until the last of them was finished
     std::int64_t tokens = 0;           ///< of them
-    /// While every lane was busy and a prompt waited for one: seconds, tokens, steps by choice_name(), turns of 8 steps.
+    /// While every lane was busy and a prompt waited for one: seconds, tokens, steps by choice_name(), turns of 8.
     double full_seconds = 0;
     std::int64_t full_tokens = 0;
     std::array<std::int64_t, speculation_counts::choices> chosen = {};
