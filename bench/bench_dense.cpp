@@ -77,10 +77,9 @@ struct counts {
 /// By the operation's name; none: nobody counted. log-sum-exp is the unit itself: only memory bounds it here.
 counts counted(const std::string& name) {
     static const std::map<std::string, counts> all = {
-        {"reverse KL, value", {2, 0, 0}}, {"forward KL, value", {2, 0, 0}},
-        {"reverse KL", {3, 0, 0}},        {"forward KL", {4, 0, 0}},
-        {"JSD(0.5)", {2, 1, 0}},          {"total variation", {2, 0, 0}},
-        {"alpha(0.5)", {3, 0, 0}},        {"MC-64", {2, 0, 0}},
+        {"reverse KL, value", {2, 0, 0}}, {"forward KL, value", {2, 0, 0}}, {"reverse KL", {3, 0, 0}},
+        {"forward KL", {4, 0, 0}},        {"JSD(0.5)", {2, 1, 0}},          {"total variation", {2, 0, 0}},
+        {"alpha(0.5)", {3, 0, 0}},        {"chi-squared", {3, 0, 0}},       {"MC-64", {2, 0, 0}},
         {"threshold(64)", {2, 0, 0}},
     };
     const auto found = all.find(name);
@@ -120,6 +119,7 @@ std::vector<operation<T>> operations() {
     dense("JSD(0.5)", opd::jsd{}, true, 0.25, 0.35, int(peer::jsd));
     dense("total variation", opd::total_variation{}, true, 0, 0, int(peer::tv));
     dense("alpha(0.5)", opd::alpha_divergence{}, true, 0, 0, -1);
+    dense("chi-squared", opd::chi_squared{}, true, 0, 0, -1);
     all.push_back({"MC-64", traffic::copy, 0.6, 0.75, true,
                    [](opd::eigen_backend& be, const rows<T>& x) {
                        const opd::teacher::samples t{opd::view(x.tokens->mc.data(), x.n, scored),
