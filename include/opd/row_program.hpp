@@ -343,6 +343,11 @@ OPD_HD constexpr bool infinite_where_student_zero(const D& d) {
         return false;
 }
 
+/// Both at once, of a program that is chosen at run time.
+struct infinite_zeros {
+    bool teacher_zero, student_zero;
+};
+
 /// Where no token has mass on both sides.
 template <class D>
 OPD_HD constexpr bool infinite_where_disjoint(const D& d) {

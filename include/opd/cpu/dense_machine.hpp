@@ -212,7 +212,8 @@ template <class Z, class Y, class G, bool Tiles, class Estimator>
 any_formula<Z, Y, G> formula_of(const Estimator& e) {
     any_formula<Z, Y, G> to;
     with_program(e, [&]<class Program, class Stays>(const Program& program, Stays) {
-        constexpr bool parks = !single_sweep_divergence<Program> || power_divergence<Program>;
+        constexpr bool parks =
+            !single_sweep_divergence<Program> || power_divergence<Program> || keeps_students<Program>();
         to.functions = &formula_functions < Z, Y, G, Program, Tiles && parks > ::table;
         if constexpr (Stays::value) {
             to.given = &program;

@@ -97,22 +97,40 @@ struct lane_engine {
     /// Rows whose sweep keeps what their terms or their gradient need: not those of a shard, whose scratch is other
     /// rows' meanwhile.
     template <class Rows>
-    static constexpr bool keeps = (Rows::parks || Rows::parks_powers) && !in_shards<decltype(Rows::frame)>;
+    static constexpr bool keeps = (Rows::parks || Rows::parks_powers || Rows::parks_students) &&
+                                  !in_shards<decltype(Rows::frame)>;
     template <class Value>
     struct two_arrays {
-        Value *s, *t; ///< of an id: its exponentials, then p and c; or the student's, and its power
-        two_arrays(carver& from, index_t n) : s(from.take<Value>(n + leaf_size)), t(from.take<Value>(n + leaf_size)) {}
+        Value *s, *t; ///< of an id: its exponentials, then p and c; or the student's, and its power or nothing
+        two_arrays(carver& from, index_t n, bool both)
+            : s(from.take<Value>(n + leaf_size)), t(both ? from.take<Value>(n + leaf_size) : nullptr) {}
     };
+    /// How many ids of a row have such numbers: all, or those at its end.
+    template <class Rows>
+    static index_t with_numbers(index_t n) {
+        return Rows::parks_students ? std::min(n, cpu_tuning::kept_students) : n;
+    }
+    /// The first id of these: that of a leaf.
+    template <class Rows>
+    static index_t first_with_numbers(const Rows& k) {
+        const index_t without = k.vocab - with_numbers<Rows>(k.vocab);
+        return first_id(k.frame) + (without + leaf_size - 1) / leaf_size * leaf_size;
+    }
     template <class Rows>
     static std::size_t scratch_bytes(index_t n, bool gradient) {
         carver scratch;
-        if (Rows::parks || (keeps<Rows> && gradient)) (void)two_arrays<typename Rows::F::value_type>(scratch, n);
+        if (Rows::parks || (keeps<Rows> && gradient))
+            (void)two_arrays<typename Rows::F::value_type>(scratch, with_numbers<Rows>(n), !Rows::parks_students);
         return scratch.used;
     }
     template <class Rows>
-    static auto parked(const Rows& k, const typename Rows::state_type& st, index_t begin) {
+    static auto parked(const Rows& k, const typename Rows::state_type& st) {
         carver scratch{st.scratch};
-        two_arrays<typename Rows::F::value_type> a(scratch, k.vocab);
+        return two_arrays<typename Rows::F::value_type>(scratch, with_numbers<Rows>(k.vocab), !Rows::parks_students);
+    }
+    template <class Rows>
+    static auto parked(const Rows& k, const typename Rows::state_type& st, index_t begin) {
+        auto a = parked(k, st);
         const index_t at = begin - first_id(k.frame);
         a.s += at, a.t += at;
         return a;
@@ -141,8 +159,15 @@ struct lane_engine {
     static void sweep_and_keep(const Rows& k, const typename Rows::state_type& st, row_sweep& p,
                                const typename Rows::tile_type& t, alone) {
         using F = typename Rows::F;
-        const auto a = parked(k, st, t.begin);
-        const keep_numbers<typename F::value_type, Rows::parks_powers> to{a.s, a.t, t.begin};
+        using value = typename F::value_type;
+        constexpr kept what = Rows::parks_students ? kept::student
+                              : Rows::parks_powers ? kept::student_and_power
+                                                   : kept::exponentials;
+        alignas(64) value lost[Rows::parks_students ? leaf_size : 1];
+        const auto a = parked(k, st);
+        const bool none = Rows::parks_students && !k.student.has_gradient();
+        const index_t from = none ? t.begin + t.count : first_with_numbers(k);
+        const keep_numbers<value, what> to{a.s, a.t, from, lost};
         sweep_tile<F, true, Rows::need>(p, t.z, t.y, t.begin, t.count, {}, to);
     }
     /// From which id of a tile on what the sweep kept is relative to the row's anchor.
@@ -300,6 +325,11 @@ struct lane_engine {
         alignas(64) Value buffer[leaf_size];
         const Value *kept_p = nullptr, *kept_power = nullptr;
         index_t kept = t.count; // from which id on the sweep has left what c is made of
+        [[maybe_unused]] index_t without = 0;
+        if constexpr (Rows::parks_students && keeps<Rows>) {
+            without = first_with_numbers(rows) - t.begin;
+            kept_p = parked(rows, st).s, kept = std::max(without, kept_from(st.swept.sums.s, t.begin));
+        }
         if constexpr (Rows::parks_powers && keeps<Rows>)
             if (formula.keeps_power() && !any(abs(k.row.from_anchor) > F(0)) &&
                 (!Near || rows.inv_s == 1)) { // where c would form the very same power
@@ -308,6 +338,8 @@ struct lane_engine {
             }
         leaves_backwards<F, true>(
             t, st.swept.out_of_range, [&](auto* zl, auto* yl, index_t begin, int count, int full) OPD_INLINE_LAMBDA {
+                const bool known = (Rows::parks_powers || Rows::parks_students) && begin >= kept;
+                const Value* const exponentials = known ? kept_p + (begin - without) : nullptr;
                 // in large units g++ would call it
                 const auto at = [&](int i) OPD_INLINE_LAMBDA {
                     if constexpr (Plain) {
@@ -318,11 +350,13 @@ struct lane_engine {
                         return g * select(abs(d) < F(1), p * -expm1_near(-d), p - q);
                     } else {
                         if constexpr (Rows::parks_powers)
-                            if (begin >= kept) {
-                                const F p = F::load(kept_p + begin + i) * k.inv_sum_s;
+                            if (known) {
+                                const F p = F::load(exponentials + i) * k.inv_sum_s;
                                 return g * (formula.c_of_power(k.row, p, F::load(kept_power + begin + i)) - p * total);
                             }
-                        const dense_entry<F> e = k.template entry<Near>(F::load(zl + i), F::load(yl + i));
+                        const F z = F::load(zl + i), y = F::load(yl + i);
+                        const F exp_z = Rows::parks_students && known ? F::load(exponentials + i) : k.anchor.student(z);
+                        const dense_entry<F> e = k.template entry<Near>(z, y, exp_z, k.anchor.teacher(y));
                         return g * (formula.c(k.row, e) - e.p * total);
                     }
                 };

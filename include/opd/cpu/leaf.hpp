@@ -283,21 +283,22 @@ inline constexpr int sum_chain = F::width == 1 ? 32 : 8 * F::width;
 template <class F>
 inline constexpr int sweep_chain = F::width <= 8 ? sum_chain<F> : leaf_size;
 
-/// What a sweep does with a leaf's e^((z - z*)/T), e^((y - y*)/T) and expm1(-k delta): nothing, or it keeps two.
+/// What a sweep does with a leaf's e^((z - z*)/T), e^((y - y*)/T) and expm1(-k delta): nothing, or it keeps some.
+enum class kept { exponentials, student_and_power, student };
 struct nowhere {
     OPD_INLINE void student(int, const auto&) const {}
     OPD_INLINE void teacher(int, const auto&) const {}
     OPD_INLINE void power(int, const auto&) const {}
 };
-template <class Value, bool Power>
+template <class Value, kept What>
 struct kept_leaf {
     Value *s, *t;
     OPD_INLINE void student(int i, const auto& e) const { e.store(s + i); }
     OPD_INLINE void teacher(int i, const auto& f) const {
-        if constexpr (!Power) f.store(t + i);
+        if constexpr (What == kept::exponentials) f.store(t + i);
     }
     OPD_INLINE void power(int i, const auto& x) const {
-        if constexpr (Power) x.store(t + i);
+        if constexpr (What == kept::student_and_power) x.store(t + i);
     }
 };
 
@@ -356,6 +357,12 @@ leaf_sums<F> fold_leaf(const Z* z, const Y* y, int n, const anchor_lanes<F>& a, 
     if constexpr (Need.student_delta) s.student_delta *= unit;
     if constexpr (Need.teacher_delta && !Need.phi_power) s.teacher_delta *= unit;
     return s;
+}
+
+template <class F, bool Teacher, raw_sums_needed Need, class Z, class Y, class Keep>
+leaf_sums<F> fold_in_place(const Z* z, const Y* y, int n, const anchor_lanes<F>& a, Keep keep) {
+    return a.near ? fold_leaf<F, Teacher, Need, true>(z, y, n, a, keep)
+                  : fold_leaf<F, Teacher, Need, false>(z, y, n, a, keep);
 }
 
 /// Sums of a staged leaf: the exponentials are taken of mass_z and mass_y, which are the leaf's z and y or masked

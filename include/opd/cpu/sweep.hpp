@@ -34,20 +34,28 @@ struct id_range {
 
 /// Who does not want to know what each leaf holds, nor its exponentials.
 struct no_note {
+    static constexpr bool of_some = false; ///< whether it keeps some leaves and not others
     OPD_INLINE void leaf(index_t, double, const raw_sums&) const {}
     OPD_INLINE nowhere place(index_t) const { return {}; }
 };
-/// Keeps two numbers of each id from `first` on, an anchor's 1 too: its exponentials, or the student's and, `Power`,
-/// expm1(-k delta). They are relative to the anchors of their time: the last ones from the leaf on that holds these.
-template <class Value, bool Power>
+/// Keeps numbers of each id from `first` on, an anchor's 1 too: its exponentials, the student's alone, or the student's
+/// and expm1(-k delta). They are relative to the anchors of their time: the last ones from the leaf on that holds these.
+template <class Value, kept What>
 struct keep_numbers {
+    static constexpr bool of_some = What == kept::student;
     Value *s, *t;
     index_t first;
+    Value* lost; ///< `of_some`: where a leaf before `first` goes
+    OPD_INLINE bool keeps(index_t begin) const { return !of_some || begin >= first; }
     OPD_INLINE void leaf(index_t begin, double, const raw_sums& at) const {
+        if (!keeps(begin)) return;
         if (at.s >= begin && at.s < begin + leaf_size) s[at.s - first] = Value(1);
-        if (!Power && at.t >= begin && at.t < begin + leaf_size) t[at.t - first] = Value(1);
+        if (What == kept::exponentials && at.t >= begin && at.t < begin + leaf_size) t[at.t - first] = Value(1);
     }
-    OPD_INLINE kept_leaf<Value, Power> place(index_t begin) const { return {s + (begin - first), t + (begin - first)}; }
+    OPD_INLINE kept_leaf<Value, What> place(index_t begin) const {
+        if (!keeps(begin)) return {lost, lost};
+        return {s + (begin - first), of_some ? nullptr : t + (begin - first)};
+    }
 };
 
 /// Sweeps n more entries of z (and of y), which are those of the ids from `first` on, a multiple of 1,024.
@@ -74,9 +82,12 @@ void sweep_tile(row_sweep& out, const Z* z, const Y* y, index_t first, index_t n
 
         if constexpr (direct)
             if (s.s >= 0 && !excludes && count == leaf_size && !out.ends_out_of_range) {
-                const auto to = note.place(begin);
-                const auto l = a.near ? fold_leaf<F, Teacher, Need, true>(leaf_z, leaf_y, count, a, to)
-                                      : fold_leaf<F, Teacher, Need, false>(leaf_z, leaf_y, count, a, to);
+                const auto l = [&] {
+                    if constexpr (Note::of_some)
+                        if (!note.keeps(begin))
+                            return fold_in_place<F, Teacher, Need>(leaf_z, leaf_y, count, a, nowhere{});
+                    return fold_in_place<F, Teacher, Need>(leaf_z, leaf_y, count, a, note.place(begin));
+                }();
                 if (!l.fall_z.beyond(a.limit_s) && !(Teacher && l.fall_y.beyond(a.limit_t))) {
                     note.leaf(begin, add_leaf<Teacher, Need>(out, l), s);
                     continue;

@@ -185,11 +185,12 @@ struct any_dense {
     F c(const row_constants<F>& r, const dense_entry<F>& e) const {
         return visit([&](const auto& d) -> F { return d.c(r, e); });
     }
-    OPD_HD bool infinite_where_teacher_zero() const {
-        return visit([](const auto& d) -> bool { return detail::infinite_where_teacher_zero(d); });
-    }
-    OPD_HD bool infinite_where_student_zero() const {
-        return visit([](const auto& d) -> bool { return detail::infinite_where_student_zero(d); });
+    OPD_HD bool infinite_where_teacher_zero() const { return infinite_at().teacher_zero; }
+    OPD_HD bool infinite_where_student_zero() const { return infinite_at().student_zero; }
+    OPD_HD detail::infinite_zeros infinite_at() const {
+        return visit([](const auto& d) -> detail::infinite_zeros {
+            return {detail::infinite_where_teacher_zero(d), detail::infinite_where_student_zero(d)};
+        });
     }
     OPD_HD bool infinite_where_disjoint() const {
         return visit([](const auto& d) -> bool { return detail::infinite_where_disjoint(d); });
@@ -248,11 +249,12 @@ struct any_objective {
             return requires(const sampled_entry& x) { p.value(x); };
         });
     }
-    OPD_HD bool infinite_where_teacher_zero() const {
-        return visit([](const auto& p) -> bool { return detail::infinite_where_teacher_zero(p); });
-    }
-    OPD_HD bool infinite_where_student_zero() const {
-        return visit([](const auto& p) -> bool { return detail::infinite_where_student_zero(p); });
+    OPD_HD bool infinite_where_teacher_zero() const { return infinite_at().teacher_zero; }
+    OPD_HD bool infinite_where_student_zero() const { return infinite_at().student_zero; }
+    OPD_HD detail::infinite_zeros infinite_at() const {
+        return visit([](const auto& p) -> detail::infinite_zeros {
+            return {detail::infinite_where_teacher_zero(p), detail::infinite_where_student_zero(p)};
+        });
     }
     OPD_HD unsigned reads_columns() const {
         return visit([](const auto& p) -> unsigned { return detail::columns_of(p); });
@@ -463,11 +465,12 @@ struct any_partial {
     OPD_HD entry_row row(support_entries& s, entry_facts facts, diagnostics& d) const {
         return visit([&](const auto& e) { return e.row(s, facts, d); });
     }
-    OPD_HD bool infinite_where_teacher_zero() const {
-        return visit([](const auto& e) -> bool { return detail::infinite_where_teacher_zero(e); });
-    }
-    OPD_HD bool infinite_where_student_zero() const {
-        return visit([](const auto& e) -> bool { return detail::infinite_where_student_zero(e); });
+    OPD_HD bool infinite_where_teacher_zero() const { return infinite_at().teacher_zero; }
+    OPD_HD bool infinite_where_student_zero() const { return infinite_at().student_zero; }
+    OPD_HD detail::infinite_zeros infinite_at() const {
+        return visit([](const auto& e) -> detail::infinite_zeros {
+            return {detail::infinite_where_teacher_zero(e), detail::infinite_where_student_zero(e)};
+        });
     }
     OPD_HD unsigned reads_columns() const {
         return visit([](const auto& e) -> unsigned { return detail::columns_of(e); });

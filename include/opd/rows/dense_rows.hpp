@@ -93,6 +93,15 @@ struct no_bucket {
     }
 };
 
+/// Whether a divergence that one sweep serves forms p again for its gradient, and no power of p/q.
+template <class Program>
+consteval bool keeps_students() {
+    if constexpr (single_sweep_divergence<Program> && !power_divergence<Program>)
+        return raw_sums_needed(Program::raw).student_delta && !requires { Program::raw_for_value; };
+    else
+        return false;
+}
+
 template <class Engine_, class Frame, class Student, class Teacher, class Program_, class Bucket = no_bucket>
 struct dense_rows {
     using Engine = Engine_;
@@ -128,6 +137,9 @@ struct dense_rows {
         else
             return false;
     }();
+    /// The student's exponentials of a row's end, from the sweep until the gradient's pass.
+    static constexpr bool parks_students =
+        keeps_students<Program>() && !made_in_tiles<Student> && !made_in_tiles<Teacher>;
     static constexpr raw_sums_needed need = [] {
         if constexpr (single_sweep)
             return raw_sums_needed(Program::raw);
@@ -234,18 +246,22 @@ struct dense_rows {
         }
         OPD_HD OPD_INLINE static void tile(const dense_rows& k, const state_type& st, row_sweep& p, const tile_type& t,
                                            auto at) {
-            if constexpr (sweep_keeps)
-                if (!single_sweep || k.student.has_gradient()) return Engine::sweep_and_keep(k, st, p, t, at);
-            if constexpr (looks_first)
-                if (t.begin == 0) {
-                    p.apart = k.student.has_gradient() && st.next != row_step::sweep_again &&
-                              Engine::looks_apart(t, k.vocab, k.inv_s, k.inv_t);
-                    p.for_value = p.apart && t.count == k.vocab; // tiles may be dear to make again
-                }
-            if (k.student.has_gradient() && !p.for_value)
-                Engine::template sweep<F, true, need>(p, t, at);
-            else
-                Engine::template sweep<F, true, need_for_value>(p, t, at);
+            if constexpr (sweep_keeps && parks_students) {
+                Engine::sweep_and_keep(k, st, p, t, at);
+            } else {
+                if constexpr (sweep_keeps)
+                    if (!single_sweep || k.student.has_gradient()) return Engine::sweep_and_keep(k, st, p, t, at);
+                if constexpr (looks_first)
+                    if (t.begin == 0) {
+                        p.apart = k.student.has_gradient() && st.next != row_step::sweep_again &&
+                                  Engine::looks_apart(t, k.vocab, k.inv_s, k.inv_t);
+                        p.for_value = p.apart && t.count == k.vocab; // tiles may be dear to make again
+                    }
+                if (k.student.has_gradient() && !p.for_value)
+                    Engine::template sweep<F, true, need>(p, t, at);
+                else
+                    Engine::template sweep<F, true, need_for_value>(p, t, at);
+            }
         }
         OPD_HD static row_sweep merge(const row_sweep& a, const row_sweep& b) { return row_sweep::merge(a, b); }
         OPD_HD static void finish(const dense_rows& k, state_type& st, const row_sweep& all) {

@@ -8,13 +8,23 @@
 #include "opd/config.hpp"
 
 namespace opd::detail {
+inline namespace OPD_ISA {
 
 struct cpu_tuning {
     static constexpr int prefetch_ahead = 4096; ///< elements, where a pass reads a row from its beginning
     static constexpr int prefetch_back = 2048;  ///< elements, where one reads it from its end
     static constexpr index_t stream_from =
         64 * 1024; ///< elements: a shorter gradient may still be in L2 when it is read
+    /// Entries at a row's end whose exponentials wait for the gradient: with AVX-512 what L2 holds beside their logits.
+    /// Narrower registers take longer for an exponential than memory for a number.
+#if defined(OPD_AVX512)
+    static constexpr index_t kept_students = 32 * 1024;
+#else
+    static constexpr index_t kept_students = index_t{1} << 40;
+#endif
 };
+
+} // namespace OPD_ISA
 
 struct gpu_tuning {
     static constexpr int block_threads = 256;
