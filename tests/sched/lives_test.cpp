@@ -398,6 +398,38 @@ TEST_CASE(
     }
 }
 
+TEST_CASE("the scheduler dies while an update is made again without a lost sequence: its own batch has it back") {
+    settings o = stream(2, {.tau = 1}, 4);
+    o.schedule = opd::sched::sync{};
+    o.teacher_batch = 2;
+    script t(o);
+    t.staff(2);
+    t.rolled(0), t.rolled(1);
+    t.scored();
+    t.learned();
+    t.on(event::weights_lost(t.train_job));
+    t.on(event::payload_lost(t.begun.at(0), t.train_job));
+    script n(o);
+    n.s = scheduler::restore(o, t.s.snapshot());
+    n.s.abandon_workers();
+    n.s.check_invariants();
+    for (const stage s : {stage::rollout, stage::teacher, stage::learner})
+        n.on(event::up(s, 0, s == stage::learner ? 1 : 2).of_life(9));
+    n.on(event::synced(0, 0).of_life(9));
+    std::vector<ticket> running;
+    n.s.for_each([&](const outstanding_sequence& q) {
+        if (q.where == place::rollout) running.push_back(q.ticket);
+    });
+    REQUIRE(running.size() == 1);
+    CHECK(running[0].sample == 0);
+    CHECK(n.s.where().training == 0); // nothing goes without it
+    n.on(event::rolled_out(running[0], {0, 0, 0, 3}).of_life(9));
+    for (int i = 0; i < 3 && n.s.where().training == 0; ++i)
+        for (const action& a : std::vector<action>(n.out.items))
+            if (a.what == action::kind::score) n.on(event::scored(a.job, 0).of_life(9));
+    CHECK(n.s.where().training == 2);
+}
+
 TEST_CASE("tokens that were parked are lost: the sequence begins anew") {
     for (const bool runs : {false, true}) {
         script t(stream(1, {.tau = 1, .update = weight_update::keep}));

@@ -109,6 +109,10 @@ public:
             if (started(q) && q.where != rollout && q.versions.newest > version_) q.where = waiting; // weights are gone
             if (q.where == waiting) q.kept = false;
         }
+        if (!plan_.streaming && plan_.depth == 0 && whole_.size() == static_cast<std::size_t>(version_) + 2) {
+            std::erase_if(later_, [&](const auto& l) { return l.second == version_ + 1; }); // it has its own back
+            whole_.pop_back();
+        }
         jobs_.clear();
         training_.clear();
         training_job_.reset();
@@ -323,6 +327,7 @@ private:
                 if (goes_on && !plan_.streaming) {
                     if (whole_.size() == static_cast<std::size_t>(version_) + 1) whole_.emplace_back();
                     later_[q->t.sample] = version_ + 1;
+                    put_off_ = true;
                 }
             }
             if (q->where >= rolled) q->where = waiting;
@@ -547,7 +552,8 @@ private:
         const bool again = std::any_of(list.begin(), list.end(), [&](const auto& c) { return of(c.ticket).lost; });
         if (!plan_.streaming && !list.empty() && !again &&
             whole_[static_cast<std::size_t>(version_ - 1)].second <= static_cast<sample_t>(settings_.sequences))
-            require(least == std::min<version_t>(version_ - 1, plan_.depth),
+            require(put_off_ ? least <= std::min<version_t>(version_ - 1, plan_.depth)
+                             : least == std::min<version_t>(version_ - 1, plan_.depth),
                     "the lag of whole batches is not min(b, k)");
         batches_.emplace_back();
         for (const ticket& t : training_) batches_.back().push_back(t.sample);
@@ -625,6 +631,7 @@ private:
     std::vector<std::vector<sample_t>> batches_;
     std::vector<std::pair<sample_t, sample_t>> whole_; // admissions: first, last + 1
     std::map<sample_t, version_t> later_;              // that left their batch, and which they are in
+    bool put_off_ = false; // one has: it holds a permit a step longer, so a batch may start later, and be less stale
 };
 
 } // namespace opd::test

@@ -287,6 +287,7 @@ private:
     void on_payload_lost(const event& e, actions& out);
     void draw_again(slot_t s, actions& out);
     void into_next_batch(slot_t s);
+    void into_own_batch();
 
     // --- scoring
     void enqueue(slot_t s, bool in_front);

@@ -8,7 +8,8 @@
 //   queued, scoring, ready it waits for a lane again
 //   training               a learner that was asked may have it, or have learnt from it; only its own word counts, which
 //                          names the call. Then what is left of the batch is ready again, in front. If workers may
-//                          have had the next version's weights (remaking), that version comes, of the rest alone
+//                          have had the next version's weights (remaking), that version comes, of the rest alone,
+//                          unless the scheduler dies before: then nobody has them
 //
 // The ticket names the attempt: what is said of another one is late.
 #pragma once
@@ -96,6 +97,20 @@ inline void scheduler::into_next_batch(slot_t s) {
     if (batches_.size() == 1) batches_.emplace_back();
     batches_[1].slots.push_back(s);
     ++sequences_[s].batch;
+}
+
+// Undone at depth 0 where another process goes on: nobody has weights that were made without it any more, and nothing
+// closes the gate, so it would start before its step and be consumed a version too late.
+inline void scheduler::into_own_batch() {
+    if (batches_.size() <= static_cast<std::size_t>(plan_.depth) + 1) return;
+    batch& own = batches_[0];
+    const batch& next = batches_[1];
+    for (const slot_t s : next.slots) {
+        --sequences_[s].batch;
+        own.slots.push_back(s);
+    }
+    own.unrolled += next.unrolled, own.unscored += next.unscored;
+    batches_.pop_back();
 }
 
 } // namespace opd::sched

@@ -79,6 +79,7 @@ inline void scheduler::abandon_workers(bool keep_prefixes, bool reopen) {
     aborts_.clear();
     installs_.clear();
     if (phase_ != phase::idle) put_training_back();
+    into_own_batch();
     phase_ = phase::idle;
     training_job_ = 0;
     target_ = weights_;
