@@ -70,7 +70,7 @@ public:
     }
 
 private:
-    opd::eigen_backend backend_{.threads = 2};
+    opd::cpu_backend backend_{.threads = 2};
     trainer::teacher_scorer scorer_;
 };
 
@@ -110,7 +110,7 @@ public:
 
 private:
     const world& w_;
-    opd::eigen_backend backend_{.threads = 2};
+    opd::cpu_backend backend_{.threads = 2};
     model student_;
     trainer::adamw_state optimizer_;
     trainer::training_pass<float> pass_;
@@ -243,7 +243,7 @@ world made_here() {
     w.c.distill.steps = 40, w.c.distill.prompts = 16, w.c.distill.warmup = 5, w.c.distill.rate = 4e-3;
     w.task = trainer::task_of(w.c);
     w.c = trainer::with_task_shapes(w.c, *w.task);
-    opd::eigen_backend backend{.threads = 2};
+    opd::cpu_backend backend{.threads = 2};
     const auto taught = [&](const trainer::model_shape& shape, std::uint64_t seed, int steps) {
         model m(shape);
         m.initialise(seed);

@@ -11,7 +11,7 @@
 
 #include "model/model.hpp"
 #include "model/optimizer.hpp"
-#include "opd/backends/eigen.hpp"
+#include "opd/backends/cpu.hpp"
 #include "opd/opd.hpp"
 #include "pipeline/rollout.hpp"
 
@@ -90,7 +90,7 @@ trainer::transformer<float> trained(const trainer::model_shape& shape, int steps
                                     std::uint64_t seed) {
     trainer::transformer<float> model(shape);
     model.initialise(seed);
-    opd::eigen_backend backend{.threads = threads};
+    opd::cpu_backend backend{.threads = threads};
     trainer::training_pass<float> pass(model, backend.team());
     trainer::adamw_state state;
     writer text(seed + 1);

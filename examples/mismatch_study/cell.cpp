@@ -105,11 +105,11 @@ world::world(const std::string& checkpoint, const arguments& base_arguments)
     student = model_with(settings.student_model, std::move(state.student_weights), checkpoint);
     const auto most = std::min(size(settings.evaluation.prompts), task->held_out_problems());
     for (std::size_t i = 0; i < most; ++i) problems_.push_back(task->held_out_problem(i));
-    opd::eigen_backend backend{.threads = threads_of(settings)};
+    opd::cpu_backend backend{.threads = threads_of(settings)};
     before = judge(student, backend), of_teacher = judge(teacher, backend);
 }
 
-world::standing world::judge(const transformer<float>& model, opd::eigen_backend& backend) const {
+world::standing world::judge(const transformer<float>& model, opd::cpu_backend& backend) const {
     const evaluation_result r = evaluate_model(model, backend.team(), *task, problems_, 0, settings.run.seed,
                                                evaluation_samples, settings.distill.slots);
     const row_batch own = pack(r.responses, 0);
@@ -127,7 +127,7 @@ std::vector<window> run_cell(const world& w, const choice& engine, const choice&
         line.insert(line.end(), more->begin(), more->end());
     line.push_back(fmt::format("--seed={}", seed));
     const config settings = with_task_shapes(parse_command_line(line).settings, *w.task);
-    opd::eigen_backend backend{.threads = 1};
+    opd::cpu_backend backend{.threads = 1};
     transformer<float> student = w.student;
     adamw_state state;
     learner learn(settings, student, state, backend, head_of(w.teacher));

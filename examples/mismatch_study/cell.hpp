@@ -84,7 +84,7 @@ public:
     struct standing {
         double accuracy = 0, kl = 0;
     };
-    standing judge(const trainer::transformer<float>& student, opd::eigen_backend& backend) const;
+    standing judge(const trainer::transformer<float>& student, opd::cpu_backend& backend) const;
 
     const arguments base;
     trainer::config settings;

@@ -38,7 +38,7 @@ arguments operator+(arguments a, const arguments& b) {
 }
 std::size_t size(index_t n) { return static_cast<std::size_t>(n); }
 
-std::vector<float> logits_at(const transformer<float>& model, const row_batch& batch, opd::eigen_backend& backend) {
+std::vector<float> logits_at(const transformer<float>& model, const row_batch& batch, opd::cpu_backend& backend) {
     std::vector<float> z;
     teacher_scorer(model, backend).logits(batch.inputs, z);
     return z;
@@ -90,7 +90,7 @@ struct share {
 
 void make_entries(twist what, int count, row_batch& batch, const transformer<float>& mu,
                   const transformer<float>& teacher, std::uint64_t seed, const std::vector<std::uint64_t>& samples,
-                  opd::eigen_backend& backend) {
+                  opd::cpu_backend& backend) {
     const index_t n = batch.rows;
     const std::size_t all = size(n * count);
     batch.entries = count;
@@ -143,7 +143,7 @@ world::world(const std::string& checkpoint, const arguments& base_arguments)
     student = model_with(settings.student_model, std::move(state.student_weights), checkpoint);
     const auto most = std::min(size(settings.evaluation.prompts), task->held_out_problems());
     for (std::size_t i = 0; i < most; ++i) problems_.push_back(task->held_out_problem(i));
-    opd::eigen_backend backend{.threads = threads_of(settings)};
+    opd::cpu_backend backend{.threads = threads_of(settings)};
     prefixes_ = pack(evaluate_model(teacher, backend.team(), *task, problems_, 0, settings.run.seed, evaluation_samples,
                                     settings.distill.slots)
                          .responses,
@@ -154,7 +154,7 @@ world::world(const std::string& checkpoint, const arguments& base_arguments)
 
 double world::divergence(const transformer<float>& model, const row_batch& batch,
                          const std::vector<float>& teacher_states, opd::choice::objective which,
-                         opd::eigen_backend& backend) const {
+                         opd::cpu_backend& backend) const {
     std::vector<float> states;
     teacher_scorer(model, backend).states(batch.inputs, states);
     opd::student::hidden<float> mine{opd::view(std::as_const(states).data(), batch.rows, index_t{model.shape.width}),
@@ -168,7 +168,7 @@ double world::divergence(const transformer<float>& model, const row_batch& batch
     return of_whole_rows(backend, {which}, {}, mine, theirs, env).loss;
 }
 
-distance world::judge(const transformer<float>& model, opd::eigen_backend& backend) const {
+distance world::judge(const transformer<float>& model, opd::cpu_backend& backend) const {
     const evaluation_result r = evaluate_model(model, backend.team(), *task, problems_, 0, settings.run.seed,
                                                evaluation_samples, settings.distill.slots);
     const row_batch own = pack(r.responses, 0);
@@ -192,7 +192,7 @@ cell run_cell(const world& w, const contender& c, int k, std::uint64_t seed) {
         learnt.distill.estimator = "threshold", learnt.distill.budget = count;
     const bool own_entries = c.what == twist::head_tail || c.what == twist::teacher_forward;
 
-    opd::eigen_backend backend{.threads = 1};
+    opd::cpu_backend backend{.threads = 1};
     transformer<float> student = w.student;
     adamw_state state;
     learner learn(learnt, student, state, backend, head_of(w.teacher));

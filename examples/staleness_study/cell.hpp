@@ -66,7 +66,7 @@ public:
     /// kind exit_input where the checkpoint is of other models.
     world(const std::string& checkpoint, const arguments& base);
 
-    distance judge(const trainer::transformer<float>& student, opd::eigen_backend& backend) const;
+    distance judge(const trainer::transformer<float>& student, opd::cpu_backend& backend) const;
 
     const arguments base;
     trainer::config settings;
@@ -77,7 +77,7 @@ public:
 private:
     double divergence(const trainer::transformer<float>& student, const row_batch& batch,
                       const std::vector<float>& teacher_states, opd::choice::objective which,
-                      opd::eigen_backend& backend) const;
+                      opd::cpu_backend& backend) const;
     std::vector<trainer::problem> problems_;
     row_batch prefixes_;        // the teacher's responses to them
     std::vector<float> states_; // what its head reads there
@@ -104,6 +104,6 @@ cell run_cell(const world& w, const contender& c, int k, std::uint64_t seed);
 /// drew its sequences, which are these samples.
 void make_entries(twist what, int count, row_batch& batch, const trainer::transformer<float>& mu,
                   const trainer::transformer<float>& teacher, std::uint64_t seed,
-                  const std::vector<std::uint64_t>& samples, opd::eigen_backend& backend);
+                  const std::vector<std::uint64_t>& samples, opd::cpu_backend& backend);
 
 } // namespace staleness_study

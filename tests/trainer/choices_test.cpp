@@ -312,7 +312,7 @@ TEST_CASE(
             for (float& w : engine.weights) w = to_bf16(w);
         engine.weights_changed();
         adamw_state state;
-        opd::eigen_backend backend{.threads = 1};
+        opd::cpu_backend backend{.threads = 1};
         learner learn(c, student, state, backend);
         row_batch batch = pack(rolled, 3);
         learn.look_back(batch);

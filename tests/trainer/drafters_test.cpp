@@ -747,7 +747,7 @@ TEST_CASE("what is recorded of a response is what the target's head reads of it,
             // and what is learnt from it has the bits of what is learnt from the target itself
             draft_model d = fresh(kind, 4);
             config c;
-            opd::eigen_backend backend{.threads = 1};
+            opd::cpu_backend backend{.threads = 1};
             drafter_trainer train(c, *targets[1].model, d, backend);
             std::vector<drafter_text> known, asked;
             for (const recorded_response& r : all)
@@ -962,7 +962,7 @@ struct small_lesson {
 
 TEST_CASE("the gradient of each loss of a drafter is its slope") {
     const small_lesson lesson;
-    opd::eigen_backend backend{.threads = 1};
+    opd::cpu_backend backend{.threads = 1};
     for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model, drafter_kind::eagle3})
         for (const std::string loss : {"lk", "eagle", "osd", "hass", "eagle3"})
             for (const double temperature : {1.0, 0.7}) {
@@ -997,7 +997,7 @@ TEST_CASE("the gradient of each loss of a drafter is its slope") {
 
 TEST_CASE("a drafter that has gone to NaN is neither trained nor measured") {
     const small_lesson lesson;
-    opd::eigen_backend backend{.threads = 1};
+    opd::cpu_backend backend{.threads = 1};
     std::vector<const trajectory*> responses;
     for (const trajectory& t : lesson.responses) responses.push_back(&t);
     for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model}) {
@@ -1016,7 +1016,7 @@ TEST_CASE("a drafter that has gone to NaN is neither trained nor measured") {
 TEST_CASE("a step of the training-time test on whose rows the target is NaN is not trained on") {
     // One row of some hundred: too few to matter, until a later step of the test has the rows of one response alone.
     const small_lesson lesson;
-    opd::eigen_backend backend{.threads = 1};
+    opd::cpu_backend backend{.threads = 1};
     config c;
     c.drafter.loss = "eagle3";
     draft_model d = fresh(drafter_kind::hidden, 4);
@@ -1045,7 +1045,7 @@ TEST_CASE("a step of the training-time test on whose rows the target is NaN is n
 
 TEST_CASE("HASS is the mean of three steps' cross-entropy, of rows whose draft had begun") {
     const small_lesson lesson;
-    opd::eigen_backend backend{.threads = 1};
+    opd::cpu_backend backend{.threads = 1};
     config c;
     c.drafter.loss = "hass", c.drafter.hidden = 0, c.drafter.ce = 1, c.drafter.top_k = 0;
     draft_model d = fresh(drafter_kind::hidden, 4);
@@ -1107,7 +1107,7 @@ TEST_CASE("HASS is the mean of three steps' cross-entropy, of rows whose draft h
 
 TEST_CASE("rejected positions are those at which the drafter's draft is not followed") {
     const small_lesson lesson;
-    opd::eigen_backend backend{.threads = 1};
+    opd::cpu_backend backend{.threads = 1};
     std::vector<const trajectory*> all;
     for (const trajectory& t : lesson.responses) all.push_back(&t);
     for (const drafter_kind kind : {drafter_kind::hidden, drafter_kind::model}) {

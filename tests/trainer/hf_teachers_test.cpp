@@ -260,7 +260,7 @@ TEST_CASE("what a served teacher makes of held-out answers is the mean of log p 
         how.max_response = longest_answer, how.plan = {draw_plan::kind::iid, 1};
         std::vector<request> requests;
         for (int i = 16; i < 20; ++i) requests.push_back({requests.size(), prompt_of_line(i)});
-        opd::eigen_backend backend{.threads = 1};
+        opd::cpu_backend backend{.threads = 1};
         const auto drawn = roll_out(student, backend.team(), requests, how);
         std::vector<const trajectory*> each;
         for (const trajectory& t : drawn) each.push_back(&t);
@@ -521,7 +521,7 @@ TEST_CASE("the first step from a set has the loss and the gradient of the one wi
 
         // what is held out is measured from pi_ref's own tokens, each weighted by what the student makes of it now
         const std::vector<const trajectory*> last{&answers[8], &answers[9]};
-        opd::eigen_backend backend{.threads = 1};
+        opd::cpu_backend backend{.threads = 1};
         const auto log_probs = [&](const transformer<float>& model) {
             return teacher_scorer(model, backend).score(last, 1, {.what = teacher_cache::kind::samples, .entries = 1});
         };

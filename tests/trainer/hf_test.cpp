@@ -1399,7 +1399,7 @@ TEST_CASE("an update in parts has the gradient of the whole, each token with its
     const std::string golden = OPD_TEST_SOURCE_DIR "/tests/trainer/hf_golden/";
     transformer<float> student = model_directory(golden + "qwen2", 24).model<float>();
     const auto teacher = model_directory(golden + "llama", 24).model<float>();
-    opd::eigen_backend backend{.threads = 1};
+    opd::cpu_backend backend{.threads = 1};
     for (const char* estimator : {"reverse_kl", "mc", "tail_bucket"}) {
         CAPTURE(estimator);
         config c;

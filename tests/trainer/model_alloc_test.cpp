@@ -10,7 +10,7 @@
 
 #include "hf/distil.hpp"
 #include "model/model.hpp"
-#include "opd/backends/eigen.hpp"
+#include "opd/backends/cpu.hpp"
 #include "pipeline/learner.hpp"
 #include "support/counting_malloc.hpp"
 
@@ -112,7 +112,7 @@ TEST_CASE("a learner takes as much less with the option as is said") {
     const model_shape shape = shape_of(50);
     transformer<float> student(shape);
     student.initialise(2);
-    opd::eigen_backend backend{.threads = 1};
+    opd::cpu_backend backend{.threads = 1};
     row_batch batch;
     batch.inputs = tokens_of(shape);
     batch.rows = batch.kept = sequences * length;

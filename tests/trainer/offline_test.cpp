@@ -396,7 +396,7 @@ TEST_CASE("a set that was asked for the teacher's best ids has them, and a run l
     transformer<float> teacher(c.teacher_model);
     teacher.weights = state.teacher_weights;
     teacher.weights_changed();
-    opd::eigen_backend backend;
+    opd::cpu_backend backend;
     std::vector<std::vector<token>> inputs;
     for (opd::index_t s = 0; s < batch; ++s) {
         const auto from = with_lists.token_offsets()[s], to = with_lists.token_offsets()[s + 1];
@@ -499,7 +499,7 @@ TEST_CASE("a student's warm-up on the teacher's answers learns from what the tea
     teacher.weights = state_in(dir / "whole/checkpoints/teacher.ckpt").teacher_weights;
     teacher.weights_changed();
     student.initialise(c.run.seed + 1);
-    opd::eigen_backend backend;
+    opd::cpu_backend backend;
     adamw_state optimizer;
     supervised learn(*task, student, optimizer, backend);
     sampling o;

@@ -188,7 +188,7 @@ TEST_CASE("the learner computes the log-probs of the tokens that its weights dre
     config c;
     transformer<float> model = *fresh.model;
     adamw_state state;
-    opd::eigen_backend backend{.threads = 2};
+    opd::cpu_backend backend{.threads = 2};
     learner learn(c, model, state, backend);
     const row_batch rows = pack(all, o.plan.count);
     const auto recomputed = learn.token_log_probs(rows);

@@ -103,7 +103,7 @@ TEST_CASE("at unchanged weights the learner's log-probs are the rollout's, bit f
         transformer<float> model(small_shape());
         model.initialise(2);
         adamw_state state;
-        opd::eigen_backend backend{.threads = 2};
+        opd::cpu_backend backend{.threads = 2};
         learner learn(c, model, state, backend);
         sampling o = options();
         o.temperature = temperature;

@@ -708,7 +708,7 @@ TEST_CASE("a run says what it will do and how long that takes, why a warm-up end
     const config small = of({"--teacher-batch=4", "--student-batch=2", "--prompts=6", "--eval-prompts=10",
                              "--eval-samples=3", "--eval-every=0"});
     {
-        opd::eigen_backend backend{.threads = 1};
+        opd::cpu_backend backend{.threads = 1};
         const pace p = measured(small, *task_of(small), transformer<float>(small.teacher_model),
                                 transformer<float>(small.student_model), backend);
         for (const double part : {p.teacher.step, p.teacher.token, p.student.step, p.student.token})

@@ -82,7 +82,7 @@ struct learner_setup {
     transformer<float> student;
     const transformer<float> teacher;
     adamw_state state;
-    opd::eigen_backend backend{.threads = 1};
+    opd::cpu_backend backend{.threads = 1};
     learner learn;
     publication board;
     learner_stage lesson;

@@ -94,7 +94,7 @@ TEST_CASE("a cell is a run of opd-train with --schedule controlled, bit for bit,
 TEST_CASE("entries beside opd-train's: head and tail of mu, and the teacher's best") {
     const start from;
     const world w(from.student, settings());
-    opd::eigen_backend backend{.threads = 1};
+    opd::cpu_backend backend{.threads = 1};
     std::vector<trainer::request> prompts;
     std::vector<std::uint64_t> samples;
     for (std::uint64_t i = 0; i < 3; ++i) prompts.push_back(trainer::request_of(*w.task, 3, i)), samples.push_back(i);

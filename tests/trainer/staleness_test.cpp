@@ -87,7 +87,7 @@ TEST_CASE("a batch scored in any parts and joined has the bits of scoring it at 
             const cache_plan plan = cache_for(c);
             const int entries = draws_for(c).count;
             const auto trajectories = drawn(c, student, 0, 20);
-            opd::eigen_backend backend{.threads = 2};
+            opd::cpu_backend backend{.threads = 2};
             teacher_scorer scorer(teacher, backend);
             const row_batch batch = pack(trajectories, entries);
             teacher_cache whole;
@@ -100,7 +100,7 @@ TEST_CASE("a batch scored in any parts and joined has the bits of scoring it at 
                 for (const auto& t : trajectories) order.push_back(&t);
                 std::shuffle(order.begin(), order.end(), random);
                 // scored by two teachers, in parts of any size
-                opd::eigen_backend serial{.threads = 1};
+                opd::cpu_backend serial{.threads = 1};
                 teacher_scorer second(teacher, serial);
                 std::vector<scored_sequence> scored;
                 for (std::size_t at = 0; at < order.size();) {
@@ -133,7 +133,7 @@ TEST_CASE("a batch scored in any parts and joined has the bits of scoring it at 
 
 TEST_CASE("parts that do not belong together are refused") {
     const transformer<float> student = model_of(1), teacher = model_of(2);
-    opd::eigen_backend backend{.threads = 1};
+    opd::cpu_backend backend{.threads = 1};
     teacher_scorer scorer(teacher, backend);
     const config mc = settings("mc"), dense = settings("reverse_kl");
     const auto trajectories = drawn(mc, student, 0, 2);
@@ -154,7 +154,7 @@ TEST_CASE("a snapshot keeps its weights while the learner goes on") {
     transformer<float> model = model_of(1);
     const transformer<float> teacher = model_of(2);
     adamw_state state;
-    opd::eigen_backend backend{.threads = 2};
+    opd::cpu_backend backend{.threads = 2};
     const config c = settings("reverse_kl");
     learner learn(c, model, state, backend);
     const policy before = learn.snapshot(4);
@@ -227,7 +227,7 @@ namespace {
 // The gradient with respect to the logits (N,V) of a stale batch at the weights `now`.
 std::vector<float> gradient_of(const config& c, const row_batch& batch, const transformer<float>& now,
                                const transformer<float>& teacher, opd::diagnostics* seen = nullptr) {
-    opd::eigen_backend backend{.threads = 2};
+    opd::cpu_backend backend{.threads = 2};
     teacher_cache cache;
     teacher_scorer(teacher, backend).score(batch, cache_for(c), cache);
     std::vector<float> z;
@@ -251,7 +251,7 @@ double distance(const std::vector<float>& a, const std::vector<float>& b) {
 TEST_CASE("a model that has gone to NaN is neither learnt from nor judged") {
     const transformer<float> teacher = model_of(2), old = model_of(1);
     const float nan = std::numeric_limits<float>::quiet_NaN();
-    opd::eigen_backend backend{.threads = 1};
+    opd::cpu_backend backend{.threads = 1};
     for (const char* estimator : {"reverse_kl", "threshold", "mc"}) {
         CAPTURE(estimator);
         const config c = settings(estimator);
@@ -290,7 +290,7 @@ TEST_CASE("threshold with every entry exact gives the dense gradient from stale 
     CHECK(std::abs(seen.ratio_mean() - 1) < 0.05);
     // with the new policy's log-probs in place of the recorded log mu (no correction) it does not
     row_batch wrong = batch;
-    opd::eigen_backend backend{.threads = 1};
+    opd::cpu_backend backend{.threads = 1};
     std::vector<float> z;
     teacher_scorer(now, backend).logits(batch.inputs, z);
     std::vector<std::int32_t> asked = batch.ids;
@@ -312,7 +312,7 @@ TEST_CASE("mc's mean gradient over many stale draws is the dense one; without th
     const double corrected = distance(gradient_of(c, batch, now, teacher), reference);
     CAPTURE(corrected);
     row_batch uncorrected = batch;
-    opd::eigen_backend backend{.threads = 1};
+    opd::cpu_backend backend{.threads = 1};
     std::vector<float> z;
     teacher_scorer(now, backend).logits(batch.inputs, z);
     opd::token_logp(backend, opd::view(static_cast<const float*>(z.data()), batch.rows, 15),

@@ -74,7 +74,7 @@ struct trained {
 trained train(const config& c, bool tied, int threads, int vocabulary = 15, int responses = 12) {
     transformer<float> student = model_of(1, tied, 24, vocabulary);
     const transformer<float> teacher = model_of(2, !tied, 16, vocabulary), old = student;
-    opd::eigen_backend backend{.threads = threads};
+    opd::cpu_backend backend{.threads = threads};
     adamw_state state;
     learner learn(c, student, state, backend, head_of(teacher));
     teacher_scorer scorer(teacher, backend);
@@ -136,7 +136,7 @@ TEST_CASE("hidden states of the teacher train as its logits do: the same weights
 
 TEST_CASE("log-probs from hidden states are those of the logits, bit for bit, however few rows are there at once") {
     const transformer<float> model = model_of(3, true);
-    opd::eigen_backend backend{.threads = 2};
+    opd::cpu_backend backend{.threads = 2};
     const auto trajectories = drawn(model, 0, 0, 9);
     const row_batch batch = pack(trajectories, 0);
     teacher_scorer scorer(model, backend);
@@ -171,7 +171,7 @@ TEST_CASE("the learner's memory of logits is its budget, whatever the batch; in 
     // it is what the call asks memory for, beside states, and logits of up to 384 ids on their way
     constexpr int wide = 1000;
     const transformer<float> student = model_of(1, false, 24, wide), teacher = model_of(2, false, 16, wide);
-    opd::eigen_backend backend{.threads = 1};
+    opd::cpu_backend backend{.threads = 1};
     const index_t n = 200;
     std::vector<float> x(static_cast<std::size_t>(n * 24), 0.1f), dx = x, y(static_cast<std::size_t>(n * 16), 0.1f),
                                                                   dw(static_cast<std::size_t>(wide * 24));
@@ -191,7 +191,7 @@ TEST_CASE("a head that does not fit the states is refused, and so is a loss that
     config c = settings("reverse_kl", "hidden");
     transformer<float> student = model_of(1);
     const transformer<float> teacher = model_of(2, false, 16);
-    opd::eigen_backend backend{.threads = 1};
+    opd::cpu_backend backend{.threads = 1};
     adamw_state state;
     const auto trajectories = drawn(student, 0, 0, 3);
     const row_batch batch = pack(trajectories, 0);
@@ -276,7 +276,7 @@ const flags stale = {"--driver=virtual",    "--schedule=async",  "--tau=4",
 TEST_CASE("numbers of a codec: the teacher at full rank, nearer to it the more there are, the same in any parts") {
     constexpr int v = 40, width = 16;
     const transformer<float> teacher = model_of(2, false, width, v), old = model_of(1, true, 24, v);
-    opd::eigen_backend backend{.threads = 2}, serial{.threads = 1};
+    opd::cpu_backend backend{.threads = 2}, serial{.threads = 1};
     const auto trajectories = drawn(old, 0, 0, 10);
     const row_batch batch = pack(trajectories, 0);
     // one step from what the teacher is kept as

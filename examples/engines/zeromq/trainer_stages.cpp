@@ -241,7 +241,7 @@ private:
     published kept_;
     trainer::transformer<float> teacher_, student_;
     trainer::adamw_state optimizer_;
-    opd::eigen_backend backend_;
+    opd::cpu_backend backend_;
     trainer::publication nobody_; // who learns from it reads the files
     trainer::learner learn_;
     trainer::learner_stage stage_;

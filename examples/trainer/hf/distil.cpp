@@ -123,7 +123,7 @@ private:
 };
 
 // KL(student || teacher) over whole rows, of answers that the student draws with noise of their own.
-double held_out_kl(const transformer<float>& student, const transformer<float>& teacher, opd::eigen_backend& backend,
+double held_out_kl(const transformer<float>& student, const transformer<float>& teacher, opd::cpu_backend& backend,
                    std::span<const std::vector<token>> prompts, sampling how, std::size_t budget) {
     how.plan = {};
     how.seed = ~how.seed;
@@ -140,7 +140,7 @@ double held_out_kl(const transformer<float>& student, const transformer<float>& 
 double gap_of(float log_p, float log_q) { return double{log_p} - std::max(double{log_q}, -9999.0); }
 
 // The same from the tokens alone, which are drawn from whole rows: the mean of log p - log q.
-double held_out_gap(const transformer<float>& student, opd::eigen_backend& backend, served_teacher& teacher,
+double held_out_gap(const transformer<float>& student, opd::cpu_backend& backend, served_teacher& teacher,
                     std::span<const std::vector<token>> prompts, sampling how, const draw_plan& own_tokens) {
     how.plan = own_tokens;
     how.seed = ~how.seed;
@@ -163,7 +163,7 @@ double held_out_gap(const transformer<float>& student, opd::eigen_backend& backe
 }
 
 // One answer, as it is shown. A character that its last token did not complete is left out.
-std::string sample_of(const transformer<float>& student, opd::eigen_backend& backend, const std::vector<token>& prompt,
+std::string sample_of(const transformer<float>& student, opd::cpu_backend& backend, const std::vector<token>& prompt,
                       sampling how, const text_files& text) {
     how.plan = {};
     how.seed = ~how.seed; // as in held_out_kl()
@@ -380,7 +380,7 @@ private:
     sampling how_;
     std::optional<transformer<float>> student_, teacher_;
     std::optional<lora> lora_;
-    opd::eigen_backend backend_;
+    opd::cpu_backend backend_;
     set_scorer by_;                             // of a served teacher
     std::unique_ptr<served_teacher> of_tokens_; // the same, asked for drawn tokens alone
     std::optional<learner> learn_;

@@ -150,7 +150,7 @@ void teacher_scorer::forward(std::span<const std::vector<token>> inputs, index_t
     });
 }
 
-void next_log_probs(opd::eigen_backend& backend, const transformer<float>& model, const float* states,
+void next_log_probs(opd::cpu_backend& backend, const transformer<float>& model, const float* states,
                     const row_batch& batch, double temperature, std::size_t budget, std::vector<float>& log_p) {
     const index_t n = batch.rows;
     log_p.assign(static_cast<std::size_t>(n), 0.0f);

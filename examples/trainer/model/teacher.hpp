@@ -21,7 +21,7 @@
 #include <vector>
 
 #include "model/model.hpp"
-#include "opd/backends/eigen.hpp"
+#include "opd/backends/cpu.hpp"
 #include "opd/hidden.hpp"
 #include "task/trajectory.hpp"
 
@@ -177,12 +177,12 @@ std::size_t budget_of_logits(const Hidden& source, std::size_t bytes) {
     return opd::budget_of_rows(source, std::max<opd::index_t>(1, static_cast<opd::index_t>(bytes / row)));
 }
 /// log p of the tokens that follow (N), 0 where masked, from what the model's head reads (N,D), with `budget` bytes of logits at a time.
-void next_log_probs(opd::eigen_backend& backend, const transformer<float>& model, const float* states,
+void next_log_probs(opd::cpu_backend& backend, const transformer<float>& model, const float* states,
                     const row_batch& batch, double temperature, std::size_t budget, std::vector<float>& log_p);
 
 class teacher_scorer {
 public:
-    teacher_scorer(const transformer<float>& model, opd::eigen_backend& backend)
+    teacher_scorer(const transformer<float>& model, opd::cpu_backend& backend)
         : model_(model), backend_(backend), states_(static_cast<std::size_t>(backend.team().size())) {}
 
     /// Fills the cache for all rows of the batch.
@@ -205,7 +205,7 @@ private:
         forward_state<float> forward;
     };
     const transformer<float>& model_;
-    opd::eigen_backend& backend_;
+    opd::cpu_backend& backend_;
     std::vector<thread_state> states_;
     std::vector<float> scratch_; // (N,V)
     std::vector<float> whole_;   // (N,D) states that a codec makes less of

@@ -45,7 +45,7 @@ private:
     std::string models_;               // the body of /v1/models
     std::vector<std::string> escaped_; // (V) a token's text as JSON
     std::mutex mutex_;                 // of what follows
-    opd::eigen_backend backend_;
+    opd::cpu_backend backend_;
     teacher_scorer scorer_;
     std::vector<float> logits_;
 };

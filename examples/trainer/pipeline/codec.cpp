@@ -43,7 +43,7 @@ row_batch own_responses(const config& c, const any_task& task, const transformer
 } // namespace
 
 double kl_of_codec(const config& c, const opd::codec& codes, const transformer<float>& teacher,
-                   opd::eigen_backend& backend, const row_batch& batch) {
+                   opd::cpu_backend& backend, const row_batch& batch) {
     std::vector<float> states, coded(static_cast<std::size_t>(batch.rows * codes.rank));
     teacher_scorer(teacher, backend).states(batch.inputs, states);
     const auto x = opd::view(std::as_const(states).data(), batch.rows, index_t{teacher.shape.width});
@@ -59,7 +59,7 @@ double kl_of_codec(const config& c, const opd::codec& codes, const transformer<f
 }
 
 teacher_codec calibrated_codec(const config& c, const any_task& task, const transformer<float>& teacher,
-                               opd::eigen_backend& backend) {
+                               opd::cpu_backend& backend) {
     opd::thread_team& threads = backend.team();
     const int responses = c.distill.cache_calibration;
     const auto head = head_of(teacher);

@@ -11,7 +11,7 @@
 
 #include "model/model.hpp"
 #include "model/teacher.hpp"
-#include "opd/backends/eigen.hpp"
+#include "opd/backends/cpu.hpp"
 #include "opd/codec.hpp"
 #include "settings/config.hpp"
 #include "task/task.hpp"
@@ -26,10 +26,10 @@ struct teacher_codec {
 
 /// The codec of --cache-rank and --cache-calibration.
 teacher_codec calibrated_codec(const config& c, const any_task& task, const transformer<float>& teacher,
-                               opd::eigen_backend& backend);
+                               opd::cpu_backend& backend);
 
 /// Mean over the rows of KL(teacher, coded teacher), at the temperature of distillation.
 double kl_of_codec(const config& c, const opd::codec& codes, const transformer<float>& teacher,
-                   opd::eigen_backend& backend, const row_batch& batch);
+                   opd::cpu_backend& backend, const row_batch& batch);
 
 } // namespace trainer

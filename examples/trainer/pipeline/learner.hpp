@@ -14,7 +14,7 @@
 #include "model/optimizer.hpp"
 #include "model/publication.hpp"
 #include "model/teacher.hpp"
-#include "opd/backends/eigen.hpp"
+#include "opd/backends/cpu.hpp"
 #include "opd/estimators/mismatch.hpp"
 #include "opd/estimators/sequences.hpp"
 #include "opd/hidden.hpp"
@@ -37,7 +37,7 @@ double rate_of(const config& c, const rate_change& from, std::int64_t step);
 
 /// Loss and gradient of the configured estimator. `logits` (N,V) are overwritten by the gradient.
 /// `ratios` (opd::ratio_sketch): those of drawn tokens are counted into it.
-opd::result objective(opd::eigen_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
+opd::result objective(opd::cpu_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
                       float* logits, index_t vocabulary, std::int32_t version, std::span<index_t> ratios = {});
 
 /// Whether the estimator asks for the student that a step began with.
@@ -45,9 +45,9 @@ bool reads_proximal(const config& c);
 
 /// log p of the recorded entries (N, entries), or of the tokens that follow (N): on what rollout's filter kept, where
 /// it filters.
-void entry_log_probs(opd::eigen_backend& backend, const config& c, const row_batch& batch, const float* logits,
+void entry_log_probs(opd::cpu_backend& backend, const config& c, const row_batch& batch, const float* logits,
                      index_t vocabulary, std::vector<float>& log_p);
-void kept_next_log_probs(opd::eigen_backend& backend, const config& c, const row_batch& batch, const float* logits,
+void kept_next_log_probs(opd::cpu_backend& backend, const config& c, const row_batch& batch, const float* logits,
                          index_t vocabulary, std::vector<float>& log_p);
 
 /// What a loss from hidden states reads of the student and where its gradients go; (N,D), (V,D).
@@ -59,11 +59,11 @@ struct student_rows {
 
 /// The same of a teacher that is kept in hidden states, whose head is `teacher_head` (V, D of the teacher): logits are made for a block of
 /// rows at a time. The gradient is that of what the student's head reads, and of that head.
-opd::result objective(opd::eigen_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
+opd::result objective(opd::cpu_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
                       const student_rows& student, const model_head& teacher_head, std::int32_t version);
 
 /// Mean over the rows of KL(student, teacher), from what the heads of both read. `budget`: bytes of logits of each side.
-double mean_reverse_kl(opd::eigen_backend& backend, const row_batch& batch, const transformer<float>& student,
+double mean_reverse_kl(opd::cpu_backend& backend, const row_batch& batch, const transformer<float>& student,
                        const std::vector<float>& of_student, const transformer<float>& teacher,
                        const std::vector<float>& of_teacher, std::size_t budget);
 
@@ -85,7 +85,7 @@ struct learner_result : step_result {
 class learner {
 public:
     /// `teacher_head` (V, D of the teacher): for a teacher that is kept in hidden states.
-    learner(const config& settings, transformer<float>& model, adamw_state& state, opd::eigen_backend& backend,
+    learner(const config& settings, transformer<float>& model, adamw_state& state, opd::cpu_backend& backend,
             const model_head& teacher_head = {})
         : settings_(settings), model_(model), state_(state), backend_(backend),
           pass_(model, backend.team(), settings.distill.gradient_checkpointing), teacher_head_(teacher_head) {}
@@ -129,7 +129,7 @@ private:
     const config& settings_;
     transformer<float>& model_;
     adamw_state& state_;
-    opd::eigen_backend& backend_;
+    opd::cpu_backend& backend_;
     training_pass<float> pass_;
     model_head teacher_head_;
     std::vector<float> logits_;            // (N,V), then their gradient

@@ -108,7 +108,7 @@ auto of_drawn(const config& c, const row_batch& batch, const std::vector<float>&
 }
 
 template <class Cache>
-opd::result loss_of_drawn(opd::eigen_backend& backend, const config& c, const opd::student::logits<float>& student,
+opd::result loss_of_drawn(opd::cpu_backend& backend, const config& c, const opd::student::logits<float>& student,
                           const Cache& tokens, const opd::any_selector& rows, opd::env env) {
     const opd::any_sampled estimator = drawn_estimator(c);
     std::vector<std::uint8_t> keep;
@@ -155,8 +155,8 @@ bool reads_proximal(const config& c) {
            (drawn_estimator(c).reads_columns() & opd::column::log_prox) != 0;
 }
 
-void entry_log_probs(opd::eigen_backend& backend, const config& c, const row_batch& batch, const float* logits,
-                     index_t v, std::vector<float>& log_p) {
+void entry_log_probs(opd::cpu_backend& backend, const config& c, const row_batch& batch, const float* logits, index_t v,
+                     std::vector<float>& log_p) {
     log_p.assign(static_cast<std::size_t>(batch.rows * batch.entries), 0.0f);
     of_drawn(c, batch, batch.entry_log_mu, [&](const auto& tokens) { // what the teacher says is not looked at
         opd::token_logp(backend, opd::view(logits, batch.rows, v), tokens,
@@ -165,7 +165,7 @@ void entry_log_probs(opd::eigen_backend& backend, const config& c, const row_bat
     });
 }
 
-void kept_next_log_probs(opd::eigen_backend& backend, const config& c, const row_batch& batch, const float* logits,
+void kept_next_log_probs(opd::cpu_backend& backend, const config& c, const row_batch& batch, const float* logits,
                          index_t v, std::vector<float>& log_p) {
     log_p.assign(static_cast<std::size_t>(batch.rows), 0.0f);
     const auto log_mu = opd::view(batch.log_mu.data(), batch.rows, 1);
@@ -176,7 +176,7 @@ void kept_next_log_probs(opd::eigen_backend& backend, const config& c, const row
     });
 }
 
-opd::result objective(opd::eigen_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
+opd::result objective(opd::cpu_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
                       const student_rows& student, const model_head& teacher_head, std::int32_t version) {
     const auto divergence = dense_estimator(c);
     if (!divergence || cache.what != teacher_cache::kind::hidden)
@@ -197,7 +197,7 @@ opd::result objective(opd::eigen_backend& backend, const config& c, const row_ba
         student.w, teacher_head);
 }
 
-opd::result objective(opd::eigen_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
+opd::result objective(opd::cpu_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
                       float* logits, index_t v, std::int32_t version, std::span<index_t> ratios) {
     const index_t n = batch.rows;
     const auto temperature = static_cast<float>(c.distill.temperature);
@@ -240,7 +240,7 @@ opd::result objective(opd::eigen_backend& backend, const config& c, const row_ba
     }
 }
 
-double mean_reverse_kl(opd::eigen_backend& backend, const row_batch& batch, const transformer<float>& student,
+double mean_reverse_kl(opd::cpu_backend& backend, const row_batch& batch, const transformer<float>& student,
                        const std::vector<float>& of_student, const transformer<float>& teacher,
                        const std::vector<float>& of_teacher, std::size_t budget) {
     opd::env env;

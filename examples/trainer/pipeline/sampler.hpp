@@ -11,7 +11,7 @@
 #include <vector>
 
 #include "model/injection.hpp"
-#include "opd/backends/eigen.hpp"
+#include "opd/backends/cpu.hpp"
 #include "speculation/speculation.hpp"
 #include "task/trajectory.hpp"
 
@@ -64,7 +64,7 @@ public:
 private:
     sampling o_;
     index_t v_, width_;
-    opd::eigen_backend backend_{.threads = 1};
+    opd::cpu_backend backend_{.threads = 1};
     std::vector<trajectory*> rows_;        // (n)
     std::vector<std::uint64_t> samples_;   // (n)
     std::vector<std::uint32_t> positions_; // (n)

@@ -249,7 +249,7 @@ server_identity served_teacher::identity() const {
 // --- the probe ------------------------------------------------------------------------------------------------------
 
 served_probe served_teacher::probe(const any_task& task, const transformer<float>& student,
-                                   const transformer<float>* reference, opd::eigen_backend& backend,
+                                   const transformer<float>* reference, opd::cpu_backend& backend,
                                    const probe_draws& draws) const {
     const config& c = settings_;
     const serve::http_settings& how = client_->teacher.settings();

@@ -77,7 +77,7 @@ public:
     /// that names it. `reference`: the teacher as it should be, of which the served one may be another version; null:
     /// nobody has it, and neither the temperature of the lists is judged nor reference_sigma.
     served_probe probe(const any_task& task, const transformer<float>& student, const transformer<float>* reference,
-                       opd::eigen_backend& backend, const probe_draws& draws = {}) const;
+                       opd::cpu_backend& backend, const probe_draws& draws = {}) const;
 
     /// What the first replica says of itself; asked for within --teacher-patience.
     server_identity identity() const;

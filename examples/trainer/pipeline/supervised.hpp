@@ -13,7 +13,7 @@
 
 #include "model/model.hpp"
 #include "model/optimizer.hpp"
-#include "opd/backends/eigen.hpp"
+#include "opd/backends/cpu.hpp"
 #include "task/task.hpp"
 
 namespace trainer {
@@ -35,7 +35,7 @@ std::vector<example> solutions(const any_task& task, std::uint64_t seed, std::ui
 
 class supervised {
 public:
-    supervised(const any_task& task, transformer<float>& model, adamw_state& state, opd::eigen_backend& backend)
+    supervised(const any_task& task, transformer<float>& model, adamw_state& state, opd::cpu_backend& backend)
         : task_(task), model_(model), state_(state), backend_(backend), pass_(model, backend.team()) {}
 
     /// One optimizer step on some texts, at least one of whose responses is not empty.
@@ -49,7 +49,7 @@ private:
     const any_task& task_;
     transformer<float>& model_;
     adamw_state& state_;
-    opd::eigen_backend& backend_;
+    opd::cpu_backend& backend_;
     training_pass<float> pass_;
     std::vector<std::vector<token>> inputs_;
     std::vector<token> targets_;     // (N) -1 on rows of the prompt

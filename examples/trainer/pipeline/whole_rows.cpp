@@ -3,7 +3,7 @@
 
 namespace trainer {
 
-opd::result of_whole_rows(opd::eigen_backend& backend, const opd::any_dense& divergence, const row_choice& rows,
+opd::result of_whole_rows(opd::cpu_backend& backend, const opd::any_dense& divergence, const row_choice& rows,
                           const opd::student::logits<float>& student, const opd::teacher::dense<float>& teacher,
                           const opd::env& env) {
     return evaluated(backend, divergence, rows, student, teacher, env);

@@ -3,7 +3,7 @@
 
 namespace trainer {
 
-opd::result of_whole_rows(opd::eigen_backend& backend, const opd::any_dense& divergence, const row_choice& rows,
+opd::result of_whole_rows(opd::cpu_backend& backend, const opd::any_dense& divergence, const row_choice& rows,
                           const student_states<model_head>& student, const teacher_states<model_head>& teacher,
                           const opd::env& env) {
     return evaluated(backend, divergence, rows, student, teacher, env);

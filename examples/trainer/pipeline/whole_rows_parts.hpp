@@ -9,7 +9,7 @@
 namespace trainer {
 
 template <class Student, class Teacher>
-opd::result evaluated(opd::eigen_backend& backend, const opd::any_dense& divergence, const row_choice& rows,
+opd::result evaluated(opd::cpu_backend& backend, const opd::any_dense& divergence, const row_choice& rows,
                       const Student& student, const Teacher& teacher, const opd::env& env) {
     if (rows.eopd)
         return opd::evaluate(backend, student, teacher,

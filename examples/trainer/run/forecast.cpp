@@ -45,7 +45,7 @@ double forecast::after(stage s) const {
 }
 
 pace measured(const config& c, const any_task& task, const transformer<float>& teacher,
-              const transformer<float>& student, opd::eigen_backend& backend) {
+              const transformer<float>& student, opd::cpu_backend& backend) {
     // seconds of a supervised step of so many prompts
     const auto step = [&](const transformer<float>& like, int batch) {
         transformer<float> model = like;

@@ -12,7 +12,7 @@
 #include <cstdint>
 #include <string>
 
-#include "opd/backends/eigen.hpp"
+#include "opd/backends/cpu.hpp"
 #include "settings/checkpoint.hpp"
 #include "settings/config.hpp"
 #include "task/task.hpp"
@@ -31,7 +31,7 @@ struct pace {
 
 /// Measured on copies: the models only say how large they are.
 pace measured(const config& c, const any_task& task, const transformer<float>& teacher,
-              const transformer<float>& student, opd::eigen_backend& backend);
+              const transformer<float>& student, opd::cpu_backend& backend);
 
 struct forecast {
     struct stage_time {

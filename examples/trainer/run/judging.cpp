@@ -73,7 +73,7 @@ void run::recall_teacher(bool present) {
 }
 
 // Mean KL to the teacher along responses, over the whole vocabulary at each token.
-double run::kl_to_teacher(const transformer<float>& model, const row_batch& batch, opd::eigen_backend& backend) {
+double run::kl_to_teacher(const transformer<float>& model, const row_batch& batch, opd::cpu_backend& backend) {
     std::vector<float> own, teachers;
     teacher_scorer(model, backend).states(batch.inputs, own);
     teacher_scorer(teacher_, backend).states(batch.inputs, teachers);

@@ -121,7 +121,7 @@ exit_code write_offline(const command& arguments, std::size_t shard_bytes) {
         state = checkpoint_like(c, "--scoring-teacher", scorer, {"task", "teacher_model"});
     const transformer<float> teacher = model_with(c.teacher_model, std::move(state.teacher_weights), scorer);
 
-    opd::eigen_backend backend;
+    opd::cpu_backend backend;
     backend.threads = threads_of(c);
     if (is_served(c) && !c.run.scoring_teacher.empty())
         throw failure(exit_usage, "--scoring-teacher and --teacher-url exclude each other");

@@ -89,7 +89,7 @@ private:
     const row_batch& teacher_prefixes();
     void recall_teacher(bool present);                          // without_teacher(): for an evaluation
     std::vector<float> scoring_teacher(std::vector<float> own); // the weights that --scoring-teacher names, or own
-    double kl_to_teacher(const transformer<float>& model, const row_batch& batch, opd::eigen_backend& backend);
+    double kl_to_teacher(const transformer<float>& model, const row_batch& batch, opd::cpu_backend& backend);
     void evaluate_missing(); // what a start from another run has not, or of other prompts
     void look_at(std::int64_t step, const policy& student);
     void hear_of_look(bool wait);
@@ -114,9 +114,9 @@ private:
     config settings_;
     std::string directory_;
     std::unique_ptr<const any_task> task_;
-    opd::eigen_backend backend_;
-    std::optional<opd::eigen_backend> learner_backend_; // of --learner-threads, where they are others than backend_'s
-    opd::eigen_backend look_backend_;
+    opd::cpu_backend backend_;
+    std::optional<opd::cpu_backend> learner_backend_; // of --learner-threads, where they are others than backend_'s
+    opd::cpu_backend look_backend_;
     transformer<float> teacher_, student_;  // without_teacher(): of the teacher nothing is there but while it judges
     std::string sft_print_, scoring_print_; // likewise: of --start-from's teacher, and of the one that judges
     std::shared_ptr<served_teacher> served_;

@@ -25,7 +25,7 @@
 namespace trainer {
 
 set_scorer scorer_for(const config& c, const any_task& task, const transformer<float>* student,
-                      const transformer<float>* teacher, opd::eigen_backend& backend, const probe_draws& draws) {
+                      const transformer<float>* teacher, opd::cpu_backend& backend, const probe_draws& draws) {
     if (!is_served(c)) {
         const auto scorer = std::make_shared<teacher_scorer>(*teacher, backend);
         const std::string print = print_of_teacher(teacher->weights);
@@ -227,7 +227,7 @@ exit_code score_responses(const score_settings& s) {
              fmt::format("--teacher: {} knows {} ids, --reference {}", s.teacher,
                          scorer->settings.student_model.vocabulary, v));
     const auto own_task = task_of(c);
-    opd::eigen_backend backend;
+    opd::cpu_backend backend;
     backend.threads = threads_of(c);
 
     opd::data::fingerprints prints;

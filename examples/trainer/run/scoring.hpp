@@ -38,7 +38,7 @@ struct set_scorer {
 /// The settings' served teacher, which is probed with the student's responses where there is one, and beside the teacher
 /// where that is there too; or the teacher in this process. Everything that is given must live as long.
 set_scorer scorer_for(const config& c, const any_task& task, const transformer<float>* student,
-                      const transformer<float>* teacher, opd::eigen_backend& backend, const probe_draws& draws = {});
+                      const transformer<float>* teacher, opd::cpu_backend& backend, const probe_draws& draws = {});
 
 /// A checkpoint's settings, with its models' shapes, and its weights.
 struct loaded_run {

@@ -42,7 +42,7 @@ exit_code train_drafter(const command& arguments) {
                                               target.weights.size()));
     target.weights = state.student_weights;
     target.weights_changed();
-    opd::eigen_backend backend;
+    opd::cpu_backend backend;
     backend.threads = threads_of(c);
 
     const double start = now();

@@ -169,7 +169,7 @@ public:
 private:
     cache_plan plan_;
     int entries_;
-    opd::eigen_backend backend_;
+    opd::cpu_backend backend_;
     teacher_scorer scorer_;
     std::shared_ptr<const teacher_codec> codec_;
     std::shared_ptr<cache_meter> meter_;

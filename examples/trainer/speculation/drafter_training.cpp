@@ -30,7 +30,7 @@ std::pair<index_t, double> test_of(const config& c) {
 // --- a step ---------------------------------------------------------------------------------------------------------
 
 drafter_trainer::drafter_trainer(const config& c, const transformer<float>& target, draft_model& d,
-                                 opd::eigen_backend& backend)
+                                 opd::cpu_backend& backend)
     : settings_(c), target_(target), drafter_(d), backend_(backend), pass_(d.weights, backend.team()),
       on_hidden_(d.weights, target, backend.team()) {
     if (!(d.target == target.shape)) throw std::invalid_argument("drafter_trainer: a drafter for another target");

@@ -30,7 +30,7 @@
 #include "model/model.hpp"
 #include "model/optimizer.hpp"
 #include "model/teacher.hpp"
-#include "opd/backends/eigen.hpp"
+#include "opd/backends/cpu.hpp"
 #include "settings/config.hpp"
 #include "speculation/draft_model.hpp"
 #include "speculation/hidden_drafter.hpp"
@@ -74,7 +74,7 @@ struct drafter_text {
 
 class drafter_trainer {
 public:
-    drafter_trainer(const config& c, const transformer<float>& target, draft_model& d, opd::eigen_backend& backend);
+    drafter_trainer(const config& c, const transformer<float>& target, draft_model& d, opd::cpu_backend& backend);
 
     /// One update on some of the target's responses; `number` says where drafts begin.
     drafter_step step(std::span<const trajectory* const> responses, double rate, std::int64_t number);
@@ -99,7 +99,7 @@ private:
     const config& settings_;
     const transformer<float>& target_;
     draft_model& drafter_;
-    opd::eigen_backend& backend_;
+    opd::cpu_backend& backend_;
     training_pass<float> pass_;        // of a model
     hidden_training<float> on_hidden_; // of a layer
     adamw_state state_;

@@ -137,7 +137,7 @@ private:
     struct tools {
         policy target;
         draft_model own;
-        opd::eigen_backend backend{.threads = 1};
+        opd::cpu_backend backend{.threads = 1};
         drafter_trainer trainer;
         tools(const config& c, const policy& p, const draft_model& shape)
             : target(p), own(shape), trainer(c, *p.model, own, backend) {}

@@ -61,7 +61,7 @@ std::vector<std::int32_t> some_tokens(std::mt19937& noise, int count, int vocabu
 
 void train(const options& o, const transformer<float>& model) {
     opd::thread_team team(o.threads);
-    opd::eigen_backend backend{.threads = o.threads};
+    opd::cpu_backend backend{.threads = o.threads};
     training_pass<float> pass(model, team, o.checkpointed);
     std::mt19937 noise(1);
     std::vector<std::vector<std::int32_t>> sequences;

@@ -215,7 +215,7 @@ struct judged_drafter {
 };
 judged_drafter judged(const config& c, const transformer<float>& student, const std::shared_ptr<const draft_model>& d,
                       const std::vector<trajectory>& responses) {
-    opd::eigen_backend backend{.threads = threads_of(c)};
+    opd::cpu_backend backend{.threads = threads_of(c)};
     draft_model own = *d;
     return {drafter_trainer(c, student, own, backend).measure(pointers(responses)),
             follow_drafts(c, student, d, backend.team(), pointers(responses), 3)};
@@ -241,7 +241,7 @@ void compare_drafters(const std::string& directory, int updates) {
     const std::vector<trajectory> learnt = responses_of(base, *task, model, 256, false),
                                   held_out = responses_of(base, *task, model, 64, true);
     const auto pool = pointers(learnt);
-    opd::eigen_backend backend{.threads = threads_of(base)};
+    opd::cpu_backend backend{.threads = threads_of(base)};
 
     // so many updates, from `first` on in a schedule of that many and those before
     const auto teach = [&](draft_model& d, const arguments& settings, int first, int count) {
@@ -330,7 +330,7 @@ void compare_slices(const std::string& directory, int rounds) {
     const transformer<float> model = model_in(c, student);
     const std::vector<trajectory> all = responses_of(c, *task, model, 256, false);
     draft_model d(c, c.student_model);
-    opd::eigen_backend backend{.threads = 1};
+    opd::cpu_backend backend{.threads = 1};
     drafter_trainer train(c, model, d, backend);
     const auto width = static_cast<std::size_t>(d.features());
     std::vector<double> packed, padded, ratio;
