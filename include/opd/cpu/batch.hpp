@@ -24,6 +24,7 @@
 #include "opd/logits/logit_rows.hpp"
 #include "opd/logits/logit_tiles.hpp"
 #include "opd/logits/makers.hpp"
+#include "opd/logits/planner.hpp"
 #include "opd/reduction.hpp"
 #include "opd/rows/row_kinds.hpp"
 #include "opd/rows/rows.hpp"
@@ -193,20 +194,21 @@ void plan_blocks(const Job& job, host_plan& plan, bool tiles = true) {
     const auto bytes = [](const auto& side, index_t rows, index_t tile) {
         return block_memory(side, rows, tile).bytes;
     };
-    const auto rows_within = [&](index_t ids, index_t most) {
+    const auto within = [&](index_t ids, index_t most) {
         each_made(job, [&](const auto& side) {
-            index_t low = 0, high = most + 1; // holds `low`, not `high`
-            while (high - low > 1) {
-                const index_t middle = low + (high - low) / 2;
-                (bytes(side, middle, ids) <= side.budget ? low : high) = middle;
-            }
-            most = low;
+            most = rows_within(side.budget, most, [&](index_t rows) { return bytes(side, rows, ids); });
         });
         return most;
     };
-    const index_t n = std::max<index_t>(plan.rows, 1);
-    plan.block = rows_within(0, n), plan.tile = 0;
-    index_t least = 0;
+    // a head's gradient in tiles is summed over rows in 32s: blocks of whole ones change no bit
+    cut_limits limits{std::max<index_t>(plan.rows, 1)};
+    each_made(job, [&](const auto& side) {
+        if constexpr (requires { side.dw; })
+            if constexpr (in_tiles<std::remove_cvref_t<decltype(side)>>)
+                if (!side.dw.empty()) limits.whole = tile_cuts::side;
+    });
+    index_t least = 0; // ids of the smallest tile
+    logit_cut cut;
     if constexpr (may_tile<Job>) {
         constexpr double operations_a_byte = 16; // of a processor, about
         const int passes = single_sweep_of(job.estimator) ? 1 : 2;
@@ -223,31 +225,25 @@ void plan_blocks(const Job& job, host_plan& plan, bool tiles = true) {
                     if (!side.dw.empty()) per_row += 2 * size, per_block += 2 * sizeof(float) * size;
                 }
             });
+            const index_t n = limits.rows;
             return double(n) * per_row + double((n + rows - 1) / rows) * per_block * operations_a_byte;
         };
-        index_t longest = 0;
-        each_made(job, [&](const auto& side) { longest = std::max(longest, side.vocab()); });
-        for (index_t ids = stretch_of_ids; tiles && ids >= 1024; ids /= 2) {
-            if (ids >= longest) continue; // it is no tile
-            const index_t rows = rows_within(ids, std::min(n, rows_of_tiles));
-            if (rows > 0 && (plan.block == 0 || cost(rows, true) < cost(plan.block, plan.tile > 0)))
-                plan.block = rows, plan.tile = ids;
+        if (tiles) {
+            each_made(job, [&](const auto& side) { limits.ids = std::max(limits.ids, side.vocab()); });
+            limits.tile_rows = rows_of_tiles, limits.most_ids = stretch_of_ids;
+            if (limits.ids > limits.least_ids) least = limits.least_ids;
         }
-        if (tiles && longest > 1024) least = 1024;
+        cut = cut_logits(limits, within, cost);
+    } else {
+        cut = cut_logits(limits, within);
     }
+    plan.block = cut.rows, plan.tile = cut.ids;
     if (plan.block == 0)
         each_made(job, [&](const auto& side) {
             if (const std::size_t row = bytes(side, 1, least); row > side.budget)
                 throw invalid_input(std::string(name_of<std::remove_cvref_t<decltype(side)>>()).append(".budget"),
                                     "is " + std::to_string(side.budget) + " bytes; a row takes " + std::to_string(row));
         });
-    // a head's gradient in tiles is summed over rows in 32s: blocks of whole ones change no bit
-    each_made(job, [&](const auto& side) {
-        if constexpr (requires { side.dw; })
-            if constexpr (in_tiles<std::remove_cvref_t<decltype(side)>>)
-                if (!side.dw.empty() && plan.block < n && plan.block > tile_cuts::side)
-                    plan.block -= plan.block % tile_cuts::side;
-    });
     each_made(job, [&](const auto& side) { plan.blocks += bytes(side, plan.block, plan.tile); });
     if constexpr (may_tile<Job>)
         if (plan.tile > 0) plan.blocks += host_plan::aligned(sizeof(state_of_rows<Job>) * std::size_t(plan.block));
@@ -258,8 +254,9 @@ template <class Student>
 void plan_gathered(const Student& student, index_t width, host_plan& plan) {
     const auto row =
         sizeof(float) * static_cast<std::size_t>(student.has_gradient() ? width + kept_of_update(student) : 0);
-    plan.block = std::max<index_t>(plan.rows, 1);
-    if (row > 0) plan.block = std::clamp<index_t>(static_cast<index_t>(student.budget / row), 1, plan.block);
+    const auto bytes = [row](index_t rows) { return row * static_cast<std::size_t>(rows); };
+    const auto within = [&](index_t, index_t most) { return rows_within(student.budget, most, bytes); };
+    plan.block = std::max<index_t>(cut_logits({std::max<index_t>(plan.rows, 1)}, within).rows, 1);
     plan.blocks = host_plan::aligned(static_cast<std::size_t>(plan.block) * row);
 }
 

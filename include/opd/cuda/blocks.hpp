@@ -46,6 +46,7 @@
 #include "opd/hidden.hpp"
 #include "opd/logits/block_sides.hpp"
 #include "opd/logits/logit_rows.hpp"
+#include "opd/logits/planner.hpp"
 #include "opd/rows/rows.hpp"
 #include "opd/rows/tuning.hpp"
 #include "opd/score.hpp"
@@ -158,18 +159,18 @@ struct block_plan {
     std::size_t bytes = 0;
 };
 
-/// Rows of a block that a side allows.
+/// Rows of a block that a side allows, up to `rows`.
 template <class Side>
 index_t most_rows(const Side& side, index_t rows) {
     constexpr index_t most_blocks = 0x7fffffff; // of one launch
     const block_layout layout(side, 0);
-    if (rows > 0 && side.budget < layout.of_row)
+    if (side.budget < layout.of_row)
         throw invalid_input(std::string(name_of<Side>()) + ".budget",
                             "is " + std::to_string(side.budget) + " bytes; a row takes " +
                                 std::to_string(layout.of_row) + " on a device");
-    const std::size_t of_budget = layout.of_row > 0 ? side.budget / layout.of_row : std::size_t(most_blocks);
     const index_t of_launch = most_blocks / (layout.chunks > 0 ? layout.chunks : 1);
-    return of_budget < std::size_t(of_launch) ? index_t(of_budget) : of_launch;
+    const auto bytes = [&](index_t n) { return layout.of_row * std::size_t(n); };
+    return rows_within(side.budget, of_launch < rows ? of_launch : rows, bytes);
 }
 
 /// The job of the block of `rows` rows from `first` on, of which `memory` holds the logits, null while a call is
@@ -196,12 +197,11 @@ template <class Job>
     requires(has_block_kernel<Job>)
 block_plan block_plan_of(const Job& job) {
     const index_t all = rows_of_job(job);
-    index_t block = all > 0 ? all : 1;
-    each_made(job, [&](const auto& side) {
-        const index_t most = most_rows(side, all);
-        if (all > 0 && most < block) block = most;
-    });
-    if (block < all && block > gpu_tuning::tile_rows) block -= block % gpu_tuning::tile_rows;
+    const auto within = [&](index_t, index_t most) {
+        if (all > 0) each_made(job, [&](const auto& side) { most = most_rows(side, most); });
+        return most;
+    };
+    const index_t block = cut_logits({all > 0 ? all : 1, gpu_tuning::tile_rows}, within).rows;
     const index_t rows = block < all ? block : all;
     const auto of_block = job_of_block(job, rows, 0, nullptr);
     const auto frame = frame_without_rows(env_of(job));
