@@ -12,7 +12,8 @@
 //   student    student::logits{view(z,N,count), view(dz,N,count)} of the shard's columns, or student::hidden with the shard's rows of the
 //              head (and of its bias); dx has this shard's part of Σ over the vocabulary
 //   teacher    teacher::dense or teacher::hidden of the same ids; support, samples, weighted or kept sets with all their
-//              slots, ids of the whole vocabulary, on every rank alike
+//              slots, ids of the whole vocabulary, on every rank alike. teacher::lumped{…, common}: `total` is the larger
+//              vocabulary, `common` of the whole; a rank has those of the ids [first, …) that either side has
 //   env        the same on every rank. given_lse is over the whole vocabulary. infinite::raise throws from finish, on every rank
 //
 // What `evaluate` computes is computed, for every divergence of a dense teacher, supports with a tail and renormalised
@@ -92,8 +93,6 @@ constexpr bool fits_shards() {
         static_assert(never<Student>,
                       "opd: a gradient of slots is not a shard's: of a vocabulary in shards the student "
                       "is student::logits of its columns, or student::hidden of its head's rows");
-    else if constexpr (is_lumped<Teacher>)
-        static_assert(never<Teacher>, "opd: teacher::lumped is not run in shards of the vocabulary yet");
     else if constexpr (has_scratch<Student> && Teacher::kind != cache_kind::dense)
         static_assert(never<Student>, "opd: of a source that makes its tiles in scratch, shards of the vocabulary take "
                                       "divergences of a dense teacher alone");
@@ -108,7 +107,7 @@ row_job<Student, Teacher, Estimator, space::host> checked_shard_job(const vocab_
                                                                     Teacher teacher, const Estimator& estimator,
                                                                     const env& e) {
     const index_t n = student.rows();
-    index_t ids = student.vocab();
+    index_t ids = student.vocab(), held = ids; // of the softmax; of the shard
     if (ids > 0) check_student(student);
     if (e.checks == check::contents)
         throw unsupported("opd: check::contents reads whole rows before the call, and a rank has a shard of them: use "
@@ -122,12 +121,31 @@ row_job<Student, Teacher, Estimator, space::host> checked_shard_job(const vocab_
         else if (teacher.rows() != n)
             throw invalid_input("teacher",
                                 "has " + std::to_string(teacher.rows()) + " rows, the student " + std::to_string(n));
-        if (known != ids && e.vocab == vocabulary::must_match)
+        if (known != ids && e.vocab == vocabulary::must_match && !is_lumped<Teacher>)
             throw invalid_input("teacher.y", "has " + std::to_string(known) + " ids of this shard, the student " +
                                                  std::to_string(ids) +
                                                  "; set env.vocab = vocabulary::drop_and_renormalise to use the "
                                                  "common ids");
-        ids = std::min(ids, known);
+        if constexpr (is_lumped<Teacher>) {
+            if (e.vocab != vocabulary::must_match)
+                throw invalid_input("env.vocab", "drops what teacher::lumped has as one bucket");
+            if (teacher.common < 1 || teacher.common > shard.total)
+                throw invalid_input("teacher.common", "is " + std::to_string(teacher.common) + " of " +
+                                                          std::to_string(shard.total) +
+                                                          " ids: a rank does not see both whole vocabularies, so say "
+                                                          "how many ids they share");
+            held = std::max(ids, known);
+            const index_t both = std::clamp<index_t>(teacher.common - shard.first, 0, held);
+            if (std::min(ids, known) < both)
+                throw invalid_input("teacher.common",
+                                    "is " + std::to_string(teacher.common) + ", so " + std::to_string(both) +
+                                        " ids of this shard are common; the "
+                                        "student has " +
+                                        std::to_string(ids) + ", the teacher " + std::to_string(known));
+            ids = both;
+        } else {
+            held = ids = std::min(ids, known);
+        }
     } else {
         struct {
             index_t ids;
@@ -139,8 +157,8 @@ row_job<Student, Teacher, Estimator, space::host> checked_shard_job(const vocab_
         if constexpr (Teacher::kind == cache_kind::weighted) check_tails(teacher, e, n);
     }
     if (shard.total < 1 && n > 0) throw invalid_input("shard.total", "must be at least 1");
-    if (shard.first < 0 || shard.first > shard.total - ids)
-        throw invalid_input("shard.first", "is " + std::to_string(shard.first) + " for " + std::to_string(ids) +
+    if (shard.first < 0 || shard.first > shard.total - held)
+        throw invalid_input("shard.first", "is " + std::to_string(shard.first) + " for " + std::to_string(held) +
                                                " ids of " + std::to_string(shard.total));
     if constexpr (Teacher::kind == cache_kind::dense)
         check_frozen<cache_kind::dense>(e.frozen, n, 0);
@@ -179,8 +197,6 @@ class sharded_call {
 public:
     sharded_call(const vocab_shard& shard, const Job& job, thread_team& team, std::span<std::byte> arena)
         : job_(job), team_(&team) {
-        static_cast<host_frame&>(frame_) = {job.env, job.rows};
-        frame_.shard = shard;
         owned_ = std::make_unique<workspace>();
         place(carver{owned_->get(plan(job, shard, team.size()), arena).data()});
         row_factors(frame_.env, job.rows, factors_);
@@ -277,6 +293,7 @@ private:
     result all_ = {};
     // sizes
     int threads_ = 1;
+    index_t total_ = 0;             ///< ids of all shards
     index_t block_ = 0, first_ = 0; ///< rows of a block, and the first of the one at hand
     index_t width_ = 0;             ///< ids a row whose logits are made one by one
     index_t filled_ = -1;           ///< the first of the one whose logits are there
@@ -302,7 +319,8 @@ private:
     }
 
     std::size_t plan(const Job& job, const vocab_shard& shard, int threads) {
-        frame_.shard = shard;
+        frame_.shard = shard, total_ = shard.total;
+        if constexpr (is_lumped<Teacher>) frame_.shard.total = job.teacher.common; // of the divergence's entries
         static_cast<host_frame&>(frame_) = {job.env, job.rows};
         carver nowhere;
         if constexpr (blocks) makers_.emplace(job, 0, 0, nowhere, team_, worker_floats{});
@@ -399,7 +417,7 @@ private:
     /// What has become of the partials.
     void take() {
         const auto head = read_as<partials_head>(wire_);
-        const auto total = static_cast<std::uint64_t>(frame_.shard.total);
+        const auto total = static_cast<std::uint64_t>(total_);
         if (head.ids != total || head.sum_of_ids != sum_of(0, total))
             throw invalid_input("shard", "the ranks' shards have " + std::to_string(head.ids) +
                                              " ids together: they are to hold each of the " + std::to_string(total) +
@@ -414,7 +432,9 @@ private:
     std::byte* item_of(index_t r) const {
         return wire_ + sizeof(partials_head) + static_cast<std::size_t>(progress_[r].item) * stride_;
     }
-    static std::uint64_t sum_of(std::uint64_t first, std::uint64_t count) {
+    /// Of the ids [first, first + count), and of each the number of common ids, which ranks must agree on.
+    std::uint64_t sum_of(std::uint64_t first, std::uint64_t count) const {
+        if constexpr (is_lumped<Teacher>) first += static_cast<std::uint64_t>(job_.teacher.common);
         return count == 0 ? 0 : first * count + (count % 2 == 0 ? count / 2 * (count - 1) : (count - 1) / 2 * count);
     }
     void walk(index_t begin, index_t end, bool may_read) {
@@ -443,7 +463,8 @@ private:
         if (items == 0) return false;
         stride_ = stride, ++round_;
         wire_bytes_ = sizeof(partials_head) + static_cast<std::size_t>(items) * stride;
-        const auto ids = static_cast<std::uint64_t>(job_.vocab), first = static_cast<std::uint64_t>(frame_.shard.first);
+        const auto ids = static_cast<std::uint64_t>(ids_read(job_)),
+                   first = static_cast<std::uint64_t>(frame_.shard.first);
         write_as(wire_, partials_head{round_, static_cast<std::uint64_t>(items), stride, ids, sum_of(first, ids)});
         for (index_t r = 0; r < job_.rows; ++r)
             if (progress_[r].now == stage::waiting) std::copy_n(slot(r), stride, item_of(r));

@@ -48,18 +48,23 @@ struct rest_bucket {
     /// Of one side: what lies beyond as one logit.
     template <bool Students>
     struct sweep_beyond : if_good {
+        static constexpr bool beyond_common = true;
         OPD_HD static const auto& side_of(const auto& k) {
             if constexpr (Students)
                 return k.student;
             else
                 return k.teacher;
         }
+        OPD_HD static row_sweep start(const auto& k, const bucket_state&) {
+            return row_sweep::begin(Students ? k.inv_s : k.inv_t, 1, 1, false);
+        }
         template <class Rows, class At>
         OPD_HD OPD_INLINE static row_sweep part(const Rows& k, const bucket_state& st, At at) {
             const auto& side = side_of(k);
             using T = typename std::remove_cvref_t<decltype(side)>::logit_type;
-            const row_tile<T, T, T> t{side.tile({st.row}, 0) + k.vocab, nullptr, nullptr, 0, side.vocab() - k.vocab};
-            row_sweep p = row_sweep::begin(Students ? k.inv_s : k.inv_t, 1, 1, false);
+            const row_tile<T, T, T> t{side.tile({st.row}, 0) + k.vocab, nullptr, nullptr, first_id(k.frame),
+                                      side.vocab() - k.vocab};
+            row_sweep p = start(k, st);
             using F = typename Rows::Engine::template number<T>;
             if (t.count > 0) Rows::Engine::template sweep<F, false, raw_sums_needed{}>(p, t, at);
             return p;
@@ -229,7 +234,7 @@ struct rest_bucket {
         template <class Rows, class At>
         OPD_HD OPD_INLINE static void run(const Rows& k, const bucket_state& st, At at) {
             const bool pulled = k.live(st) && st.student_has();
-            if (pulled && k.student.has_gradient()) {
+            if (pulled && k.student.has_gradient() && k.student.vocab() > k.vocab) {
                 using tile = row_tile<typename Rows::Z, typename Rows::Z, typename Rows::G>;
                 const tile t{k.student.tile({st.row}, 0) + k.vocab, nullptr,
                              k.student.gradient_tile({st.row}, 0) + k.vocab, 0, k.student.vocab() - k.vocab};

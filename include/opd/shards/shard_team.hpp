@@ -88,11 +88,16 @@ struct known_logit {
     double logit(row_place, index_t) const { return z; }
 };
 
+/// Phases that add up what either side has beyond the common ids. A rank may have such ids and no common one.
+template <class Phase>
+concept sums_beyond_common = requires {
+    Phase::beyond_common;
+};
 /// Phases that add up over the vocabulary, but not those of rows over slots, of which every rank has all.
 template <class Phase, class Rows>
-concept sums_over_shards = in_shards<decltype(Rows::frame)> && requires {
-    Phase::backwards;
-} && !requires {
+concept sums_over_shards = in_shards<decltype(Rows::frame)> &&
+                           (sums_beyond_common<Phase> || requires { Phase::backwards; }) &&
+                           !requires {
     Phase::reads_slots;
 };
 
@@ -118,7 +123,8 @@ struct shard_team {
                 Phase::finish(k, st, all);
             } else if (is_due<Phase>(k, st)) {
                 if (!may_read) return stop(stage::wants_tiles);
-                const partial mine = k.vocab > 0 ? Phase::part(k, st, alone{}) : Phase::start(k, st);
+                const partial mine =
+                    sums_beyond_common<Phase> || k.vocab > 0 ? Phase::part(k, st, alone{}) : Phase::start(k, st);
                 write_as(own + sizeof(partial_item), mine);
                 return send(k, kind_of<partial>());
             }
