@@ -374,6 +374,32 @@ TEST_CASE("one graph of much worth goes before many that fit beside each other")
     CHECK(p.bytes_at_start == 2);
 }
 
+namespace {
+/// Bytes of three ways to capture for the same arms (table 5 in form).
+struct graph_footprint {
+    index_t single = 0;   ///< one arm at every bucket, the dearest of them
+    index_t multiple = 0; ///< every arm at every bucket, each with graphs of its own
+    index_t bucketed = 0; ///< each arm where it is used, equal keys once
+};
+graph_footprint footprint_of(std::span<const graph_use> uses, std::span<const index_t> buckets,
+                             const graph_bytes& bytes_of) {
+    graph_footprint f;
+    f.bucketed = plan_graphs(uses, buckets, bytes_of, 0).bytes;
+    std::vector<strategy> seen;
+    for (const graph_use& u : uses) {
+        if (std::find(seen.begin(), seen.end(), u.arm) != seen.end()) continue;
+        seen.push_back(u.arm);
+        index_t arm = 0;
+        for (const index_t b : buckets)
+            for (const graph_key& k : graph_keys(u.arm, b)) arm += opd::spec::detail::checked_bytes(bytes_of, k);
+        f.single = std::max(f.single, arm);
+        f.multiple += arm;
+    }
+    return f;
+}
+
+} // namespace
+
 // The arms and thresholds of TLT's tuner, one of each bucket, and table 5 in form: GB of Llama-3-8B's graphs there,
 // MiB of a linear cost here, which the ratios follow from.
 TEST_CASE("captured by buckets, apart and merged: little more than one strategy, far less than each on its own") {

@@ -198,8 +198,6 @@ public:
     void fault(stage s, std::int32_t worker, double t, std::string_view reason) {
         instant(worker_track(s, worker), fault_name, t, {{"reason", reason}});
     }
-    /// Instead of "worker 3", "slot 3".
-    void name_thread(track where, std::string_view name) { thread_names_[where] = std::string(name); }
 
     /// Calls f(const trace_event&) for what is kept, in the order of recording.
     template <class F>
@@ -323,9 +321,7 @@ private:
             if (process == process_of(static_cast<stage>(s))) return name_of(static_cast<stage>(s));
         return "process " + std::to_string(process);
     }
-    std::string thread_name(track where) const {
-        const auto named = thread_names_.find(where);
-        if (named != thread_names_.end()) return named->second;
+    static std::string thread_name(track where) {
         if (where == gate_track) return gate_name;
         if (where == wait_track) return hold_name;
         return (where.process == sequences_process ? "slot " : "worker ") + std::to_string(where.thread);
@@ -369,7 +365,6 @@ private:
     }
 
     bounded spans_, marks_;
-    std::map<track, std::string> thread_names_;
 };
 
 } // namespace opd::sched

@@ -183,29 +183,6 @@ inline graph_plan plan_graphs(std::span<const graph_use> uses, std::span<const i
     return p;
 }
 
-/// Bytes of three ways to capture for the same arms (table 5 in form).
-struct graph_footprint {
-    index_t single = 0;   ///< one arm at every bucket, the dearest of them
-    index_t multiple = 0; ///< every arm at every bucket, each with graphs of its own
-    index_t bucketed = 0; ///< each arm where it is used, equal keys once
-};
-inline graph_footprint footprint_of(std::span<const graph_use> uses, std::span<const index_t> buckets,
-                                    const graph_bytes& bytes_of) {
-    graph_footprint f;
-    f.bucketed = plan_graphs(uses, buckets, bytes_of, 0).bytes;
-    std::vector<strategy> seen;
-    for (const graph_use& u : uses) {
-        if (std::find(seen.begin(), seen.end(), u.arm) != seen.end()) continue;
-        seen.push_back(u.arm);
-        index_t arm = 0;
-        for (const index_t b : buckets)
-            for (const graph_key& k : graph_keys(u.arm, b)) arm += detail::checked_bytes(bytes_of, k);
-        f.single = std::max(f.single, arm);
-        f.multiple += arm;
-    }
-    return f;
-}
-
 /// What becomes of one step.
 struct graph_step {
     enum class launch : std::uint8_t { replay, capture, eager };
