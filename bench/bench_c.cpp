@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The C interface beside the C++ call compiled for this machine, in turns, one thread: rows so short that the call is all there is, rows of a
-// real vocabulary, supports, drawn tokens. Each line has both and their ratio, C over C++, by the least of many rounds.
+// The C interface beside the C++ call compiled for this machine, in turns, one thread: rows so short that the call is
+// all there is, rows of a real vocabulary, supports, drawn tokens. Each line has both and their ratio, C over C++, by
+// the least of many rounds.
 //
 //     cmake -B build/bench_c -DOPD_BUILD_LIBRARY=ON -DOPD_BUILD_BENCHMARKS=ON -DCMAKE_BUILD_TYPE=Release && cmake --build build/bench_c --target bench_c
 #include <algorithm>

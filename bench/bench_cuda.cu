@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// How long a call takes on a GPU, beside a copy on the device of as many bytes as the call must move. Needs CUDA alone; built
-// and run by scripts/gpu.sh:
+// How long a call takes on a GPU, beside a copy on the device of as many bytes as the call must move. Needs CUDA alone;
+// built and run by scripts/gpu.sh:
 //
 //   bench_cuda out.json [rounds]
 //
@@ -202,7 +202,7 @@ void all(const std::string& type, index_t rows, int rounds, std::vector<figure>&
     succeed(cudaGetLastError(), "a call");
 }
 
-// --- losses from hidden states ------------------------------------------------------------------------------------------
+// --- losses from hidden states ---------------------------------------------------------------------------------------
 
 struct product_figure {
     std::string name, type;

@@ -17,15 +17,15 @@
 //   verify    warm, checksums alone: what a reader that copies nothing could reach
 //
 // Bytes are those of the files: `MB/s` and both ratios are on the disk's side, of medians and of the best turn.
-// `delivered` are the numbers that the caller gave or got, an id as int32. `cpu`: processor seconds a GB of files, of all
-// threads, the least of the turns, ours and plain's; it says more than time where others use the machine.
+// `delivered` are the numbers that the caller gave or got, an id as int32. `cpu`: processor seconds a GB of files, of
+// all threads, the least of the turns, ours and plain's; it says more than time where others use the machine.
 //
 // Then the resident memory, with sets of one, two and four times the size: most_mapped = 2, so that it cannot be the
 // page cache's.
 //
-// --tokens: one writer, one set, one index. Whenever half of `--disk` (3,072) was written, a reader opens what the index
-// names, reads what is new, compares tokens and some ids with what was written, and gives the shards' blocks back to the
-// disk (FALLOC_FL_PUNCH_HOLE: their length stays, and so the set's index). At last the finished set is opened.
+// --tokens: one writer, one set, one index. Whenever half of `--disk` (3,072) was written, a reader opens what the
+// index names, reads what is new, compares tokens and some ids with what was written, and gives the shards' blocks back
+// to the disk (FALLOC_FL_PUNCH_HOLE: their length stays, and so the set's index). At last the finished set is opened.
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -90,7 +90,7 @@ spent spent_by(F&& f) {
     return {now() - begin, cpu_now() - cpu};
 }
 
-// --- plain ----------------------------------------------------------------------------------------------------------------
+// --- plain -----------------------------------------------------------------------------------------------------------
 
 std::vector<char> some_bytes(block, 'x');
 
@@ -112,7 +112,7 @@ void read_plain(const std::string& path) {
     ::close(fd);
 }
 
-// --- sets -----------------------------------------------------------------------------------------------------------------
+// --- sets ------------------------------------------------------------------------------------------------------------
 
 data::writer_settings settings_of(bool packed) {
     return {.vocab = vocab, .id_bits = packed ? 17 : 0, .log_probs = packed ? data::dtype::f16 : data::dtype::f32};
@@ -225,7 +225,7 @@ void memory(const std::string& root, double mib) {
     }
 }
 
-// --- one large set, read while it is written ------------------------------------------------------------------------------
+// --- one large set, read while it is written -------------------------------------------------------------------------
 
 double disk_mib(const std::string& folder) {
     double bytes = 0;

@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Time an element of the CPU kernels at V = 151,936: dense divergences, log-sum-exp, sampled and sparse estimators; N = 64 to
-// 2,048 rows, float and bfloat16, one and two threads. Beside each: the memory limit of its traffic, measured in the same
-// interleaved rounds; its own time on a row of 32,768 entries that stays in the L2 cache (on two threads: half of it); plain
-// Eigen and naive versions. Samples beside a slow multiply-add probe are thrown away (harness.hpp). The figures are medians;
-// where all samples were disturbed, the smallest times, marked ~.
+// Time an element of the CPU kernels at V = 151,936: dense divergences, log-sum-exp, sampled and sparse estimators; N =
+// 64 to 2,048 rows, float and bfloat16, one and two threads. Beside each: the memory limit of its traffic, measured in
+// the same interleaved rounds; its own time on a row of 32,768 entries that stays in the L2 cache (on two threads: half
+// of it); plain Eigen and naive versions. Samples beside a slow multiply-add probe are thrown away (harness.hpp). The
+// figures are medians; where all samples were disturbed, the smallest times, marked ~.
 //
 //   bench_dense [--quick] [--rows=64,512] [--threads=1,2] [--holes=padded|filtered] [--small-pages]
 //               [--benchmark_filter=substring] [--benchmark_out=file.json]
 //
-// `share`: memory limit / time. `passes`: time in L2 over that of log-sum-exp in the same rounds, a unit of one exponential, one
-// sum and one read. `floor`: max(memory limit, what the formula needs) / time, where what it needs is counted by hand (`counts`)
-// in such units, so that no kernel is measured by its own time. A bar is met by its share, or by a floor of 0.85.
-// Data: student logits N(0,3), teacher = student + N(0,0.5); "apart": teacher N(0,3) on its own. --quick: N = 64 alone.
-// --small-pages: arrays lie in pages of 4 kB, not in huge ones.
+// `share`: memory limit / time. `passes`: time in L2 over that of log-sum-exp in the same rounds, a unit of one
+// exponential, one sum and one read. `floor`: max(memory limit, what the formula needs) / time, where what it needs is
+// counted by hand (`counts`) in such units, so that no kernel is measured by its own time. A bar is met by its share,
+// or by a floor of 0.85. Data: student logits N(0,3), teacher = student + N(0,0.5); "apart": teacher N(0,3) on its own.
+// --quick: N = 64 alone. --small-pages: arrays lie in pages of 4 kB, not in huge ones.
 // --holes: the teacher is -inf at the last 267 ids (padded), or at 99 of 100 (filtered).
 #include <cmath>
 #include <cstdint>
@@ -311,7 +311,7 @@ private:
     }
 };
 
-// --- running and reporting --------------------------------------------------------------------------------------------
+// --- running and reporting -------------------------------------------------------------------------------------------
 struct line {
     std::string operation, type, teacher, limit_name;
     int threads;

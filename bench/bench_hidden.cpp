@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Reverse KL from hidden states, V = 151,936, D = 1,024 and 4,096 (a teacher of 4,096 unless --teacher says otherwise): what share of
-// the machine's float multiply-adds its products reach. Operations: 2·N·V·(D_s + D_t) forward, 4·N·V·D_s more for dx and dw; in tiles, with
-// budgets of 8 MiB, forward counts twice; a LoRA update of rank R, 6·N·V·R. The peak is probed before and after every sample, for 40 ms;
-// the better of the two is that sample's, and `of_peak` is the median of the samples' shares. --bfloat16: states and heads are stored so;
-// --amx: products are made by the processor's matrix tiles.
+// Reverse KL from hidden states, V = 151,936, D = 1,024 and 4,096 (a teacher of 4,096 unless --teacher says otherwise):
+// what share of the machine's float multiply-adds its products reach. Operations: 2·N·V·(D_s + D_t) forward, 4·N·V·D_s
+// more for dx and dw; in tiles, with budgets of 8 MiB, forward counts twice; a LoRA update of rank R, 6·N·V·R. The peak
+// is probed before and after every sample, for 40 ms; the better of the two is that sample's, and `of_peak` is the
+// median of the samples' shares. --bfloat16: states and heads are stored so; --amx: products are made by the
+// processor's matrix tiles.
 //
 //     scripts/bench.sh bench_hidden -- [--threads=2] [--rows=64,256,1024] [--teacher=4096] [--samples=3] [--bfloat16] [--amx]
 #include <algorithm>
@@ -105,7 +106,8 @@ void run(bench::results& out, int threads, int samples, index_t of_teacher, cons
         const opd::student::hidden trained{opd::view(x.data(), n, width), head_of(w, width),
                                            opd::view(dx.data(), n, width), opd::view(dw.data(), vocab, width)};
         const auto row = [&](const char* name, double operations, std::size_t bytes, auto&& call) {
-            // A processor's clock changes from second to second: each sample has probes of its own, long enough to run at its clock.
+            // A processor's clock changes from second to second: each sample has probes of its own, long enough to run
+            // at its clock.
             const auto probe = [&] { return bench::fma_rate(be.team(), 1000000); };
             std::vector<double> seconds, shares;
             call(); // the first has the memory come

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The matrix product of opd/product.hpp, whose every entry is one chain over the depth, beside Eigen's, one thread: C (rows, columns) =
-// A (rows, depth) B (depth, columns), float, all in cache but the last. Counter: GFLOP/s.
+// The matrix product of opd/product.hpp, whose every entry is one chain over the depth, beside Eigen's, one thread: C
+// (rows, columns) = A (rows, depth) B (depth, columns), float, all in cache but the last. Counter: GFLOP/s.
 //
 //     scripts/bench.sh bench_product
 #include <cstdint>

@@ -45,7 +45,8 @@ struct item {
     const void* payload;
 };
 
-/// The staleness queue, with permits taken `Group` at a time, each time an item is pushed (exchange()) or by themselves.
+/// The staleness queue, with permits taken `Group` at a time, each time an item is pushed (exchange()) or by
+/// themselves.
 template <staleness_policy Policy, int Group, bool Exchange>
 struct ours {
     staleness_queue<item> queue{{.batch = batch_size, .schedule = {.tau = tau, .policy = Policy}, .group = Group}};
@@ -198,8 +199,8 @@ void microsecond(int steps) {
     }
 }
 
-/// 10^6 items a second: one producer works a microsecond an item, one learner waits. What the queue adds to that work, in
-/// processor time.
+/// 10^6 items a second: one producer works a microsecond an item, one learner waits. What the queue adds to that work,
+/// in processor time.
 template <class Queue>
 void paced(benchmark::State& state) {
     constexpr index_t n = index_t{1} << 17;

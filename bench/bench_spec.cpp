@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What drafting costs beside the model, on one core: retrieval, learning a token and drafting eight, from texts of 4,000 tokens in which much
-// comes again; a node's four children, drawn with the target's noise from a row of logits.
+// What drafting costs beside the model, on one core: retrieval, learning a token and drafting eight, from texts of
+// 4,000 tokens in which much comes again; a node's four children, drawn with the target's noise from a row of logits.
 //
 //     scripts/bench.sh bench_spec
 #include <cstdint>

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a design is worth: the variance of the sampled gradient of KL(p‖q) at a budget of 64 scored tokens a row, relative to 64 i.i.d.
-// draws with importance weights and no baseline.
+// What a design is worth: the variance of the sampled gradient of KL(p‖q) at a budget of 64 scored tokens a row,
+// relative to 64 i.i.d. draws with importance weights and no baseline.
 //
-// 20 Zipf-like policies over 4,000 tokens at each of three entropies and three distances of mu from p (normal noise on the logits; the
-// teacher is p with noise of 1). A variance is the mean over 300 keyed draws of |g - dense gradient|². Each benchmark is one cell: counters
-// geo_mean, least and most are over the policies. Times are those of whole cells and say nothing of a design.
+// 20 Zipf-like policies over 4,000 tokens at each of three entropies and three distances of mu from p (normal noise on
+// the logits; the teacher is p with noise of 1). A variance is the mean over 300 keyed draws of |g - dense gradient|².
+// Each benchmark is one cell: counters geo_mean, least and most are over the policies. Times are those of whole cells
+// and say nothing of a design.
 //
 //     scripts/bench.sh bench_variance
 #include <algorithm>

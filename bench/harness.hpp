@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a benchmark needs on a machine that it does not have for itself: memory in huge pages; samples between two probes of
-// multiply-add throughput, of which the disturbed do not count while there are others; and the memory limits that times are
-// compared with, measured in the same rounds.
+// What a benchmark needs on a machine that it does not have for itself: memory in huge pages; samples between two
+// probes of multiply-add throughput, of which the disturbed do not count while there are others; and the memory limits
+// that times are compared with, measured in the same rounds.
 #pragma once
 
 #include <algorithm>
@@ -65,8 +65,9 @@ private:
     T* data_ = nullptr;
 };
 
-/// GFLOP/s of dependent multiply-adds in registers, ten chains a thread of so many steps (5,000 take about ten microseconds). The
-/// threads start together, and the slowest counts: two threads that share one core show half the rate.
+/// GFLOP/s of dependent multiply-adds in registers, ten chains a thread of so many steps (5,000 take about ten
+/// microseconds). The threads start together, and the slowest counts: two threads that share one core show half the
+/// rate.
 inline double fma_rate(opd::thread_team& team, int steps = 5000) {
     std::atomic<int> arrived{0};
     std::atomic<double> slowest{1e300};
@@ -112,8 +113,8 @@ public:
     explicit gate(opd::thread_team& team) : team_(team) {
         for (int i = 0; i < 40; ++i) best_ = std::max(best_, fma_rate(team_));
     }
-    /// Takes one sample of f. Disturbed, and tried again up to four times: a slow probe before or after, or less processor
-    /// time than the threads would use undisturbed.
+    /// Takes one sample of f. Disturbed, and tried again up to four times: a slow probe before or after, or less
+    /// processor time than the threads would use undisturbed.
     template <class F>
     void sample(samples& to, F&& f) {
         for (int attempt = 0; attempt < 4; ++attempt) {
@@ -166,7 +167,7 @@ private:
     std::string path_, rows_;
 };
 
-// --- memory limits ----------------------------------------------------------------------------------------------------
+// --- memory limits ---------------------------------------------------------------------------------------------------
 enum class traffic { none, read, two_reads, copy, two_reads_write };
 
 inline const char* name_of(traffic t) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What the kernels are compared with, one row at a time, on one thread: `plain`, the array expressions that an Eigen user
-// writes, over temporaries that are allocated once; `naive`, loops over std::exp and std::log.
+// What the kernels are compared with, one row at a time, on one thread: `plain`, the array expressions that an Eigen
+// user writes, over temporaries that are allocated once; `naive`, loops over std::exp and std::log.
 #pragma once
 
 #include <Eigen/Core>

@@ -2,9 +2,10 @@
 //
 // Dense reverse KL inside a trainer you already have: raw pointers in, raw pointers out.
 //
-// The trainer keeps its logits in rows padded from V to P columns and has its output layer's backward pass read the gradient
-// from the same memory, all P columns of it: those of the padding are zero after the call. `distil` is all that opd adds: it turns a row of logits into the row of their gradient. Below it, the
-// smallest trainer there is, whose parameters are the logits themselves.
+// The trainer keeps its logits in rows padded from V to P columns and has its output layer's backward pass read the
+// gradient from the same memory, all P columns of it: those of the padding are zero after the call. `distil` is all
+// that opd adds: it turns a row of logits into the row of their gradient. Below it, the smallest trainer there is,
+// whose parameters are the logits themselves.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -14,8 +15,9 @@
 #include "opd/opd.hpp"
 
 // [distil]
-/// logits (N,V) in rows of P, overwritten by the gradient, padding too; teacher (N,V) in rows of P; keep (N): 1 for response tokens.
-/// `tokens` is the count to divide by: the whole batch's, so that micro-batches add up. Returns the mean KL in nats.
+/// logits (N,V) in rows of P, overwritten by the gradient, padding too; teacher (N,V) in rows of P; keep (N): 1 for
+/// response tokens. `tokens` is the count to divide by: the whole batch's, so that micro-batches add up. Returns the
+/// mean KL in nats.
 double distil(opd::cpu_backend& backend, float* logits, const float* teacher, const std::uint8_t* keep, long N, long V,
               long P, double tokens) {
     const auto rows = opd::padded_view(logits, N, V, P); // P - V columns of padding, whose gradient is zero

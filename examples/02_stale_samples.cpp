@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A sampled loss under staleness. Responses were drawn from mu, the student of some steps ago; the teacher scored 64 tokens a
-// position. How near is the sampled gradient to the dense one, and what do the diagnostics say?
+// A sampled loss under staleness. Responses were drawn from mu, the student of some steps ago; the teacher scored 64
+// tokens a position. How near is the sampled gradient to the dense one, and what do the diagnostics say?
 //
 //   mc            64 i.i.d. draws, importance weights rho = p/mu
 //   mc, loo       the same with the leave-one-out baseline

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Your own divergence in a few lines, on every cache that takes a divergence: here Le Cam's (triangular discrimination),
+// Your own divergence in a few lines, on every cache that takes a divergence: here Le Cam's (triangular
+// discrimination),
 //
 //   D(p, q) = Σ (p - q)² / (p + q) = Σ (p + q) x²,   x = (p - q)/(p + q) = tanh(½ (log p - log q))
 //   d(value)/dp[v] = x (2 - x)

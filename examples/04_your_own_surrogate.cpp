@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Your own surrogate in five lines: a soft clip. PPO stops a token's gradient at a ratio of 1 ± width; here it fades out,
+// Your own surrogate in five lines: a soft clip. PPO stops a token's gradient at a ratio of 1 ± width; here it fades
+// out,
 //
 //   loss = -A (1 + w tanh((rho - 1)/w))      c = dloss/dlog p = -A rho (1 - tanh²((rho - 1)/w))
 //

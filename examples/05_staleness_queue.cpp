@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Asynchronous training in threads that you already have. Three producers roll sequences of very different lengths out, some of
-// which fail; one learner trains on batches of 16. The queue decides who may start and what makes a batch, and so how stale
-// the samples are: once by order of completion, where a long sequence may be overtaken for ever, once by edf, under which nothing
-// is more than tau = 2 versions old.
+// Asynchronous training in threads that you already have. Three producers roll sequences of very different lengths out,
+// some of which fail; one learner trains on batches of 16. The queue decides who may start and what makes a batch, and
+// so how stale the samples are: once by order of completion, where a long sequence may be overtaken for ever, once by
+// edf, under which nothing is more than tau = 2 versions old.
 #include <atomic>
 #include <cmath>
 #include <cstdio>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Your own three stages, run asynchronously on threads: as many sequences stream as the work needs, at most (tau + 1)·B with tau = 4, while the
-// learner trains on what is scored. The policy is the default, capacity: tau bounds the mean start lag, and single
-// sequences may be older; `.policy = sched::staleness_policy::edf` bounds every one. The stages here only count; yours draw
-// tokens, score them and update weights.
+// Your own three stages, run asynchronously on threads: as many sequences stream as the work needs, at most (tau + 1)·B
+// with tau = 4, while the learner trains on what is scored. The policy is the default, capacity: tau bounds the mean
+// start lag, and single sequences may be older; `.policy = sched::staleness_policy::edf` bounds every one. The stages
+// here only count; yours draw tokens, score them and update weights.
 #include <cstdio>
 #include <map>
 #include <numeric>

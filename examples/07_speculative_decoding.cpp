@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Speculative decoding that changes nothing but the number of passes: a toy target (logits by the last two tokens), answers to one prompt, and
-// drafts from what other answers said, from a smaller model, or both, as a tree. The target's own keyed tokens decide what is followed, so every
-// answer is that of plain decoding, token for token, at temperature 0.8 and top-p 0.95.
+// Speculative decoding that changes nothing but the number of passes: a toy target (logits by the last two tokens),
+// answers to one prompt, and drafts from what other answers said, from a smaller model, or both, as a tree. The
+// target's own keyed tokens decide what is followed, so every answer is that of plain decoding, token for token, at
+// temperature 0.8 and top-p 0.95.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -71,7 +72,8 @@ text write(const text& prompt, std::uint64_t answer, bool retrieve, bool model, 
         return whole;
     };
     while (t.size() < prompt.size() + length) {
-        // drafts: what came after the same words in other answers, and a tree by the small model with the target's noise
+        // drafts: what came after the same words in other answers, and a tree by the small model with the target's
+        // noise
         const opd::spec::draft_law law{
             .filter = filter, .seed = seed, .sample = answer, .position = static_cast<std::uint32_t>(t.size())};
         tree.begin(rates);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A teacher behind a server answers with its 20 best ids and their log-probs at each position, sometimes fewer: rows of different width.
-// What can be made of that, beside the dense loss that nobody has: the tail as one bucket, the support alone, the biased sum that several
-// trainers ship.
+// A teacher behind a server answers with its 20 best ids and their log-probs at each position, sometimes fewer: rows of
+// different width. What can be made of that, beside the dense loss that nobody has: the tail as one bucket, the support
+// alone, the biased sum that several trainers ship.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// M2PO in two passes: a batch of stale tokens in micro-batches, as a trainer with gradient accumulation has it. The first pass asks for
-// log p alone; the fit then knows, over the whole batch, which few tokens carry the second moment of the log-ratio; the second pass
-// leaves them out. Cut into other micro-batches, the gradient is the same.
+// M2PO in two passes: a batch of stale tokens in micro-batches, as a trainer with gradient accumulation has it. The
+// first pass asks for log p alone; the fit then knows, over the whole batch, which few tokens carry the second moment
+// of the log-ratio; the second pass leaves them out. Cut into other micro-batches, the gradient is the same.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

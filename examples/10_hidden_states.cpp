@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Full-vocabulary reverse KL without logits in memory: both sides are kept as hidden states, and the call makes logits for as many rows,
-// or for a tile of the vocabulary, as a budget holds. Below `distil`, the smallest trainer there is: its hidden states and its head are what it learns. The teacher is
-// twice as wide.
+// Full-vocabulary reverse KL without logits in memory: both sides are kept as hidden states, and the call makes logits
+// for as many rows, or for a tile of the vocabulary, as a budget holds. Below `distil`, the smallest trainer there is:
+// its hidden states and its head are what it learns. The teacher is twice as wide.
 #include <cmath>
 #include <cstddef>
 #include <cstdint>

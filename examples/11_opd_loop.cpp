@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// On-policy distillation from top to bottom, with a real model: what happens in a step, and how the same code runs under
-// the scheduler.
+// On-policy distillation from top to bottom, with a real model: what happens in a step, and how the same code runs
+// under the scheduler.
 //
 //   sample    the student answers prompts                                   trajectories
 //   score     the teacher reads the answers                                 its logits at every token
@@ -15,9 +15,9 @@
 //                                                               the run of opd-train that ended in the second, again from the
 //                                                               first: this program must end in the same weights, bit for bit
 //
-// Model, task, rollout and optimiser are the reference trainer's (examples/trainer); all that a trainer of your own does
-// with the library is here. First the steps by themselves, then the same three stages under the scheduler, in turns
-// (sync) and overlapped (async).
+// Model, task, rollout and optimiser are the reference trainer's (examples/trainer); all that a trainer of your own
+// does with the library is here. First the steps by themselves, then the same three stages under the scheduler, in
+// turns (sync) and overlapped (async).
 #include <algorithm>
 #include <cstdio>
 #include <cstring>

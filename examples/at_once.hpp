@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Independent pieces of work on some threads: f(0) … f(n - 1), in this order as threads are free. Of pieces that throw, the first exception
-// comes at the end: the other pieces are done.
+// Independent pieces of work on some threads: f(0) … f(n - 1), in this order as threads are free. Of pieces that throw,
+// the first exception comes at the end: the other pieces are done.
 #pragma once
 
 #include <atomic>

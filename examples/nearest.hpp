@@ -10,7 +10,8 @@
 #include <string_view>
 #include <vector>
 
-/// The known name at the least edit distance from `name`, if at most half of its letters (but two of a short one) differ; else empty.
+/// The known name at the least edit distance from `name`, if at most half of its letters (but two of a short one)
+/// differ; else empty.
 inline std::string nearest(std::string_view name, const std::vector<std::string>& known) {
     std::string best;
     std::size_t distance = std::max<std::size_t>(2, name.size() / 2) + 1;

@@ -16,15 +16,16 @@
 
 #include <nlohmann/json.hpp>
 
-/// Whether `j` is an integer that T holds. To be asked before get<T>(), which wraps an integer, and whose result is undefined
-/// for a number as 1e300.
+/// Whether `j` is an integer that T holds. To be asked before get<T>(), which wraps an integer, and whose result is
+/// undefined for a number as 1e300.
 template <class T>
 bool is_integer_of(const nlohmann::json& j) {
     if (j.is_number_unsigned()) return std::in_range<T>(j.get<std::uint64_t>());
     return j.is_number_integer() && std::in_range<T>(j.get<std::int64_t>());
 }
 
-/// All of `text` as an integer, in decimal: strtoull takes "-1" for 2^64 - 1, "010" for 8, and clamps what is too large.
+/// All of `text` as an integer, in decimal: strtoull takes "-1" for 2^64 - 1, "010" for 8, and clamps what is too
+/// large.
 template <class T>
 std::optional<T> integer_of(std::string_view text) {
     T value{};
@@ -47,7 +48,8 @@ std::string integer_range(T most = std::numeric_limits<T>::max()) {
     return "an integer from 0 to " + std::to_string(most);
 }
 
-/// The JSON in `text`. Of a number that no double holds the exception says whose it is: "distill.rate: number overflow …".
+/// The JSON in `text`. Of a number that no double holds the exception says whose it is: "distill.rate: number overflow
+/// …".
 inline nlohmann::json parse_json(std::string_view text) {
     std::vector<std::string> keys; // to where the parser is; empty: an element of a list
     const auto follow = [&keys](int depth, nlohmann::json::parse_event_t event, nlohmann::json& value) {

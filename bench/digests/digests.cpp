@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Digests of what the CPU backend computes: one line an estimator, storage type and shape, with a hash over loss, diagnostics,
-// gradient, losses and log-sum-exps; draws, scores, kept sets, rest-of-vocabulary buckets, hidden states and shards of the vocabulary
-// likewise. Two builds that print the same lines give the same bits; scripts/digests.sh compares a
-// commit with the working tree. No digest is kept: they depend on compiler and machine.
+// Digests of what the CPU backend computes: one line an estimator, storage type and shape, with a hash over loss,
+// diagnostics, gradient, losses and log-sum-exps; draws, scores, kept sets, rest-of-vocabulary buckets, hidden states
+// and shards of the vocabulary likewise. Two builds that print the same lines give the same bits; scripts/digests.sh
+// compares a commit with the working tree. No digest is kept: they depend on compiler and machine.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -367,8 +367,9 @@ void shards(const char* type) {
     go("shards tail_bucket", support, tail_bucket{reverse_kl{}}), go("shards mc", samples, mc{reverse_kl{}});
 }
 
-/// The same from hidden states: blocks of whole rows, and tiles with recomputation where the budget is small; supports and drawn
-/// tokens in blocks; renormalised supports and kept sets, whose logits are gathered; draws and scores; shards of the head.
+/// The same from hidden states: blocks of whole rows, and tiles with recomputation where the budget is small; supports
+/// and drawn tokens in blocks; renormalised supports and kept sets, whose logits are gathered; draws and scores; shards
+/// of the head.
 void from_hidden() {
     const index_t n = 24, v = 5000, d = 20;
     batch<float> b(n, v, 77);

@@ -48,7 +48,7 @@ outcome run_with(config c, const async& how, std::uint64_t seed) {
     throw failure(exit_usage, "--choosing-m: the configuration has no async schedule, whose workers it would take");
 }
 
-// --- random loads -----------------------------------------------------------------------------------------------------
+// --- random loads ----------------------------------------------------------------------------------------------------
 
 constexpr index_t settled_from = 200; // steps of warm-up; loads change from 250 on
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What an automatic number of permits is worth: beside every fixed one, over loads, tails of the lengths, bounds and policies.
+// What an automatic number of permits is worth: beside every fixed one, over loads, tails of the lengths, bounds and
+// policies.
 #pragma once
 
 #include <cstdint>
@@ -12,8 +13,8 @@
 
 namespace cluster_sim {
 
-/// One load, and what automatic M came to there. Throughput is a share of that of the fastest fixed M; lags are means of the start lag
-/// after the warm-up.
+/// One load, and what automatic M came to there. Throughput is a share of that of the fastest fixed M; lags are means
+/// of the start lag after the warm-up.
 struct choosing_row {
     std::string lengths;
     double learner = 1, teacher = 1; ///< factors on their times
@@ -30,8 +31,9 @@ struct choosing_row {
     bool good() const;
 };
 
-/// B = 256 on the node of 8 GPUs, `steps` steps of which the first fifth is warm-up, lengths and times of each of `seeds` seeds.
-/// `quick`: the learner at ×1 and ×4, tau 4 alone. Runs on all cores; `progress` gets the share that is done.
+/// B = 256 on the node of 8 GPUs, `steps` steps of which the first fifth is warm-up, lengths and times of each of
+/// `seeds` seeds. `quick`: the learner at ×1 and ×4, tau 4 alone. Runs on all cores; `progress` gets the share that is
+/// done.
 std::vector<choosing_row> choosing_m(const config& node, index_t steps, int seeds, bool quick,
                                      const std::function<void(double)>& progress);
 
@@ -45,8 +47,9 @@ struct jump_row {
 };
 std::vector<jump_row> load_jumps(const config& node, index_t steps, int seeds);
 
-/// A load that is drawn by its seed alone: one of four laws of lengths, tau 1 to 8, B 8 to 64, 1 to 8 rollout workers with few lanes or
-/// many, speeds of all stages; some change while the run goes on (L: the learner's, T: the teacher's, W: workers leave, and may come back).
+/// A load that is drawn by its seed alone: one of four laws of lengths, tau 1 to 8, B 8 to 64, 1 to 8 rollout workers
+/// with few lanes or many, speeds of all stages; some change while the run goes on (L: the learner's, T: the teacher's,
+/// W: workers leave, and may come back).
 struct random_row {
     std::uint64_t seed = 0;
     std::string lengths, policy, changes;
@@ -56,8 +59,8 @@ struct random_row {
     double fixed = 0, fixed_lag = 0;        ///< the least M, in batches, that reaches 98 % of the fastest
     double widest_share = 0, widest_lag = 0;
 };
-/// Loads of seeds 1 to `loads`, each beside every fixed M in steps of half a batch. All begin with 2 B permits, the fixed ones have
-/// theirs from the tenth step on. Of `steps` steps the first 200 are warm-up.
+/// Loads of seeds 1 to `loads`, each beside every fixed M in steps of half a batch. All begin with 2 B permits, the
+/// fixed ones have theirs from the tenth step on. Of `steps` steps the first 200 are warm-up.
 std::vector<random_row> random_loads(index_t loads, index_t steps, const std::function<void(double)>& progress);
 
 std::string table(const std::vector<choosing_row>& rows);

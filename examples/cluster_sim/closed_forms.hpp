@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Mean staleness in closed form, in versions: rollout slots that are never idle, a queue, a trainer that takes B sequences a step.
+// Mean staleness in closed form, in versions: rollout slots that are never idle, a queue, a trainer that takes B
+// sequences a step.
 //
 //   pre-queue   C·M / (B·max(1, rho))                         updates while a response is drawn
 //   in-queue    rho                           rho < 1         updates while it waits: rollout limits, the queue is emptied each step
@@ -8,15 +9,16 @@
 //
 //   C: rollout slots; M = E[longest of a group] / E[length]; rho = rollout's rate / the trainer's; q = queue's capacity / B
 //
-// Source: C. Dong, A. Goel, D. Yu, "Predicting and Controlling Staleness in Fully Asynchronous RL Training", Applied Compute, 2026
-// (appliedcompute.com/research/staleness-in-fully-async-rl), by a public summary of its formulas; of the page itself only the first part
-// could be read. The same by counting: if C slots run at each update, B sequences a step have crossed C updates together, whatever their
-// lengths. Approximate: arrivals are uniform over a step. Of n·B equal lengths in lockstep batch i waits for i updates, so that in-queue is
-// (n - 1)/2 whatever rho is; and in a queue that drops the exact figure is the mean of ceil(age), less than 1/2 away.
+// Source: C. Dong, A. Goel, D. Yu, "Predicting and Controlling Staleness in Fully Asynchronous RL Training", Applied
+// Compute, 2026 (appliedcompute.com/research/staleness-in-fully-async-rl), by a public summary of its formulas; of the
+// page itself only the first part could be read. The same by counting: if C slots run at each update, B sequences a
+// step have crossed C updates together, whatever their lengths. Approximate: arrivals are uniform over a step. Of n·B
+// equal lengths in lockstep batch i waits for i updates, so that in-queue is (n - 1)/2 whatever rho is; and in a queue
+// that drops the exact figure is the mean of ceil(age), less than 1/2 away.
 //
-// Where opd differs: nothing is dropped under its bounds. M permits hold rollout back, so that a trainer that limits sees a mean start lag
-// of M/B - 1 whatever rho is (docs/sched/outstanding.md); what waits for the teacher adds its number over B; answers to one prompt are
-// consumed singly, so M is 1.
+// Where opd differs: nothing is dropped under its bounds. M permits hold rollout back, so that a trainer that limits
+// sees a mean start lag of M/B - 1 whatever rho is (docs/sched/outstanding.md); what waits for the teacher adds its
+// number over B; answers to one prompt are consumed singly, so M is 1.
 #pragma once
 
 #include <algorithm>

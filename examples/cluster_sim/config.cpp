@@ -299,7 +299,7 @@ void write_job(nlohmann::ordered_json& j, const simulated_job& job, const char* 
     j["noise"] = write_distribution(job.noise);
 }
 
-// --- the built-in configurations --------------------------------------------------------------------------------------
+// --- the built-in configurations -------------------------------------------------------------------------------------
 
 // Times of an 8-billion-parameter student and a teacher with 3 billion active parameters, estimated from arithmetic and
 // memory traffic of a 2024-25 accelerator; README.md derives them. They are estimates, not measurements.

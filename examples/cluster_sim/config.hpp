@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What is simulated: a cluster, its stage times, and the schedules that are compared on it. Read from and printed as JSON;
-// unknown keys and wrong types are refused with the place and the nearest key that exists.
+// What is simulated: a cluster, its stage times, and the schedules that are compared on it. Read from and printed as
+// JSON; unknown keys and wrong types are refused with the place and the nearest key that exists.
 #pragma once
 
 #include <cstdint>
@@ -76,7 +76,8 @@ struct config {
         int gpus = 1;    ///< a worker
         opd::sched::engine_speed speed;
         opd::sched::distribution factor = {opd::sched::constant{1}}; ///< of a worker's times, drawn once a worker
-        /// The last workers of each schedule come late: the first of them after `after` seconds, the others each `every` seconds later.
+        /// The last workers of each schedule come late: the first of them after `after` seconds, the others each
+        /// `every` seconds later.
         struct {
             int count = 0;
             double after = 0, every = 0;
@@ -88,15 +89,16 @@ struct config {
         int gpus = 1;      ///< a worker
         index_t batch = 8; ///< sequences a call
         double flush = 0.05;
-        /// Response tokens that it has room for, from rollout to the update that consumes them. While it is full no rollout
-        /// starts; what runs is finished, and goes beyond. 0: there is always room.
+        /// Response tokens that it has room for, from rollout to the update that consumes them. While it is full no
+        /// rollout starts; what runs is finished, and goes beyond. 0: there is always room.
         double cache = 0;
         opd::sched::simulated_job job;
     } teacher;
     struct {
         opd::sched::simulated_job job; ///< per_item and per_token in GPU-seconds
         double turn = 0;               ///< seconds a step for shared GPUs to change their role and back
-        /// Factors on the job's time from a version on, ascending: a load that changes while the run goes on (choosing_m.hpp; no key of a file).
+        /// Factors on the job's time from a version on, ascending: a load that changes while the run goes on
+        /// (choosing_m.hpp; no key of a file).
         std::vector<std::pair<std::int64_t, double>> load;
     } learner;
     opd::sched::simulated_job sync; ///< what installing weights takes once a worker has them
@@ -124,8 +126,9 @@ struct config {
 
 /// GPUs that a row holds.
 int gpus_of(const config& c, const entry& e);
-/// Seconds from the learner's first byte until rollout worker `worker` of that row has all of the weights: worker w is node w + 1, the
-/// learner node 0; with fan-out f node n sends to nodes f·n + 1 … f·n + f, one after the other, once it has them itself.
+/// Seconds from the learner's first byte until rollout worker `worker` of that row has all of the weights: worker w is
+/// node w + 1, the learner node 0; with fan-out f node n sends to nodes f·n + 1 … f·n + f, one after the other, once it
+/// has them itself.
 double transfer_seconds(const config& c, const entry& e, int worker);
 /// Teacher workers of a row: the cluster's, or, where all stages share, as many as the GPUs take.
 int teacher_workers_of(const config& c, const entry& e);

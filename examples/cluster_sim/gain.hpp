@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What async gains over the fairest sync: by the fixed part of a decode step, the tail of the lengths, and the loads of learner
-// and teacher.
+// What async gains over the fairest sync: by the fixed part of a decode step, the tail of the lengths, and the loads of
+// learner and teacher.
 #pragma once
 
 #include <functional>
@@ -28,8 +28,8 @@ struct gain_row {
     std::vector<gain_cell> cells;    ///< by fixed part
 };
 
-/// Tails of the configuration's sensitivity study × learner ×1/4, ×1, ×4 and teacher ×4 × fixed parts from none to twice the
-/// configured one. Runs on all cores; `progress` gets the share that is done.
+/// Tails of the configuration's sensitivity study × learner ×1/4, ×1, ×4 and teacher ×4 × fixed parts from none to
+/// twice the configured one. Runs on all cores; `progress` gets the share that is done.
 std::vector<gain_row> gain_of_async(const config& c, const std::function<void(double)>& progress);
 
 std::string table(const config& c, const std::vector<gain_row>& rows);

@@ -115,8 +115,8 @@ std::string ledgers(const std::vector<outcome>& all) {
         rows.push_back({o.what.name, o.ledger});
         if (o.what.sharing != sharing::none) rows.back().tokens.busy_seconds = 0; // others have its GPUs then: not idle
     }
-    // github.com/marin-community/marin/issues/8936, comment of 2026-09-06: 32 + 8 H100, at most one update old, responses of up to
-    // 4,096 tokens; "discarded during termination" was outstanding at the end
+    // github.com/marin-community/marin/issues/8936, comment of 2026-09-06: 32 + 8 H100, at most one update old,
+    // responses of up to 4,096 tokens; "discarded during termination" was outstanding at the end
     token_totals marin;
     marin.generated = 5807538, marin.learnt = 3629028, marin.discarded = 1910321, marin.outstanding = 268189;
     rows.push_back({"marin#8936 (published)", marin});

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A head as large as a language model's, and states that make of it what a language model's make: most rows sure of a token, tokens of a
-// Zipf-like marginal. In coordinates j = 0 … D-1, which a rotation (random signs, then Hadamard's matrix) mixes at the end:
+// A head as large as a language model's, and states that make of it what a language model's make: most rows sure of a
+// token, tokens of a Zipf-like marginal. In coordinates j = 0 … D-1, which a rotation (random signs, then Hadamard's
+// matrix) mixes at the end:
 //
 //   head     w_v = (log prior(v) / 4, σ_j (c_j + e_j)/√2), prior(v) ∝ 1/(v + 2.7), σ_j ∝ (j + 8)^-0.4 with Σσ² = 1; c normal, of the token's
 //            cluster (one in 76 tokens is a cluster's), e normal, its own

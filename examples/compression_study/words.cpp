@@ -24,7 +24,8 @@ using floats = std::vector<float>;
 
 constexpr int length = 48, prompt_length = 12; // tokens of a text
 
-/// Where a class of words begins, and how many there are. 0 ends a text, which texts of the grammar do not do: they are cut.
+/// Where a class of words begins, and how many there are. 0 ends a text, which texts of the grammar do not do: they are
+/// cut.
 struct words_of {
     token first;
     int count;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// One cell of the study: a student is distilled on-policy while rollout computes with an engine of its own, and the loss
-// does about it what one treatment says. It is opd-train's `--schedule sync` without its directory, threads and
+// One cell of the study: a student is distilled on-policy while rollout computes with an engine of its own, and the
+// loss does about it what one treatment says. It is opd-train's `--schedule sync` without its directory, threads and
 // checkpoints: the same prompts, noise and steps, the same bits.
 //
 // A cell is told in windows of steps, by the figures of VeXact's plots (arXiv 2605.14220, figures 2 to 6).
@@ -77,8 +77,8 @@ struct window {
 /// What all cells share.
 class world {
 public:
-    /// Teacher and warm student of a checkpoint of opd-train; `base`: its settings, and those of the cells. A failure of
-    /// kind exit_input where the checkpoint is of other models, of exit_usage for a task that is judged by KL.
+    /// Teacher and warm student of a checkpoint of opd-train; `base`: its settings, and those of the cells. A failure
+    /// of kind exit_input where the checkpoint is of other models, of exit_usage for a task that is judged by KL.
     world(const std::string& checkpoint, const arguments& base);
 
     struct standing {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The grid of cells, engine by treatment by seed, and what is said of it: windows.csv, tables with error bars, the plots
-// of VeXact's figures 2 to 6.
+// The grid of cells, engine by treatment by seed, and what is said of it: windows.csv, tables with error bars, the
+// plots of VeXact's figures 2 to 6.
 #pragma once
 
 #include <cstdint>
@@ -35,8 +35,8 @@ struct grid {
 
 class study {
 public:
-    /// Takes the cells that directory/windows.csv has in full, and makes those that are missing, `threads` at a time; the
-    /// file has each as soon as it is done. A failure of kind exit_usage where the directory is of other settings.
+    /// Takes the cells that directory/windows.csv has in full, and makes those that are missing, `threads` at a time;
+    /// the file has each as soon as it is done. A failure of kind exit_usage where the directory is of other settings.
     study(const world& w, grid g, const std::string& directory, int threads);
 
     std::string tables() const;

@@ -62,8 +62,8 @@ struct distance {
 /// What all cells share.
 class world {
 public:
-    /// Teacher and warm student of a checkpoint of opd-train; `base`: its settings, and those of the cells. A failure of
-    /// kind exit_input where the checkpoint is of other models.
+    /// Teacher and warm student of a checkpoint of opd-train; `base`: its settings, and those of the cells. A failure
+    /// of kind exit_input where the checkpoint is of other models.
     world(const std::string& checkpoint, const arguments& base);
 
     distance judge(const trainer::transformer<float>& student, opd::cpu_backend& backend) const;
@@ -100,8 +100,8 @@ struct cell {
 /// Failures: those of opd-train. std::logic_error where a batch is not of the version that it is to be.
 cell run_cell(const world& w, const contender& c, int k, std::uint64_t seed);
 
-/// The entries of head_tail and teacher_forward, `count` a row, in the place of those that the batch has (none). `mu`: who
-/// drew its sequences, which are these samples.
+/// The entries of head_tail and teacher_forward, `count` a row, in the place of those that the batch has (none). `mu`:
+/// who drew its sequences, which are these samples.
 void make_entries(twist what, int count, row_batch& batch, const trainer::transformer<float>& mu,
                   const trainer::transformer<float>& teacher, std::uint64_t seed,
                   const std::vector<std::uint64_t>& samples, opd::cpu_backend& backend);

@@ -37,8 +37,8 @@ struct grid {
 
 class study {
 public:
-    /// Takes the cells that directory/cells.csv has, and makes those that are missing, `threads` at a time; the file has
-    /// each as soon as it is done. A failure of kind exit_usage where the directory is of other settings.
+    /// Takes the cells that directory/cells.csv has, and makes those that are missing, `threads` at a time; the file
+    /// has each as soon as it is done. A failure of kind exit_usage where the directory is of other settings.
     study(const world& w, grid g, const std::string& directory, int threads);
 
     std::string tables() const;

@@ -1,12 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Draws what ran when as an SVG picture: one lane per worker, a colour per stage and one for spare work (a drafter's training
-// while rollout idles), sync gates and holds as vertical bands, faults as marks, queue depths as curves below, a time axis, each lane's share of busy time. The picture follows the
-// viewer's light or dark scheme, uses the viewer's fonts and loads nothing.
+// Draws what ran when as an SVG picture: one lane per worker, a colour per stage and one for spare work (a drafter's
+// training while rollout idles), sync gates and holds as vertical bands, faults as marks, queue depths as curves below,
+// a time axis, each lane's share of busy time. The picture follows the viewer's light or dark scheme, uses the viewer's
+// fonts and loads nothing.
 //
-// Exact: lanes' busy shares (union of the spans over the window, without spare work). Approximate: what is narrower than a third of a pixel is
-// joined with its neighbour or drawn a third of a pixel wide, so that a long run stays a small file; of more than
-// `max_lanes` workers in a stage, that many are drawn, spread evenly, and the picture says so.
+// Exact: lanes' busy shares (union of the spans over the window, without spare work). Approximate: what is narrower
+// than a third of a pixel is joined with its neighbour or drawn a third of a pixel wide, so that a long run stays a
+// small file; of more than `max_lanes` workers in a stage, that many are drawn, spread evenly, and the picture says so.
 #pragma once
 
 #include <algorithm>
@@ -359,7 +360,8 @@ private:
         boxes(cls, joined(std::move(list)), top_ - 4, lanes_bottom_ - top_ + 4);
     }
 
-    /// In pixels, ascending. A gap narrower than a hair is closed, unless both sides are wide enough for a seam to be seen.
+    /// In pixels, ascending. A gap narrower than a hair is closed, unless both sides are wide enough for a seam to be
+    /// seen.
     static intervals joined(intervals list) {
         std::sort(list.begin(), list.end());
         intervals out;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A teacher with another tokenizer: the same text cut in two ways, and the log-ratio of each piece that both cuts agree on.
+// A teacher with another tokenizer: the same text cut in two ways, and the log-ratio of each piece that both cuts agree
+// on.
 //
 //   token_bytes{offsets, bytes}          a vocabulary as bytes: token v's are bytes[offsets[v]] to bytes[offsets[v+1]]
 //   align_chunks(mine, ids, theirs, their_ids, chunks)

@@ -35,10 +35,11 @@
 #define OPD_CALLS_EITHER
 #endif
 
-// What kernels are made of. Clang inlines what must be inlined before it simplifies, and takes twice as long to compile as
-// where OPD_LET_COMPILER_INLINE leaves the choice to it, which from -O2 on it makes as well (at -O1 it inlines nothing
-// by itself); OPD_INLINE_ALWAYS is for what it then misses. Not in a program that links units for several instruction
-// sets, unless it hides each set's functions from the others as libopd does: types outside OPD_ISA have such functions.
+// What kernels are made of. Clang inlines what must be inlined before it simplifies, and takes twice as long to compile
+// as where OPD_LET_COMPILER_INLINE leaves the choice to it, which from -O2 on it makes as well (at -O1 it inlines
+// nothing by itself); OPD_INLINE_ALWAYS is for what it then misses. Not in a program that links units for several
+// instruction sets, unless it hides each set's functions from the others as libopd does: types outside OPD_ISA have
+// such functions.
 #if (defined(__GNUC__) || defined(__clang__)) && (defined(__OPTIMIZE__) || defined(__CUDACC__))
 #define OPD_INLINE_ALWAYS inline __attribute__((always_inline))
 #else

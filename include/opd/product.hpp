@@ -14,8 +14,9 @@
 //   product_nt   C (M,N) = A (M,K) B (N,K)^T      forward with the weights stored (out, in), read once
 //
 // All matrices are row-major with a row stride. A and C are float or double; B is of their type, or bfloat16 beside
-// float: each of its numbers is widened, so the bits are those of a float B of the same numbers. Threads share out output tiles through an executor:
-// `executor.parallel_for(count, f)` calls f(0) ... f(count - 1), in any order, on any thread.
+// float: each of its numbers is widened, so the bits are those of a float B of the same numbers. Threads share out
+// output tiles through an executor: `executor.parallel_for(count, f)` calls f(0) ... f(count - 1), in any order, on any
+// thread.
 //
 // Exact: the order of operations, hence the bits within one build. An Eigen or BLAS product changes a row's bits with
 // the number of rows, because it picks kernels by shape and splits k; it is the faster choice only where that is

@@ -16,8 +16,8 @@ namespace opd {
 struct row_facts {
     index_t row = 0;
     double value; ///< L_r, before any weight: the divergence, or its estimate from draws. NaN while a mixture is chosen
-    double
-        student_entropy; ///< H(p), nats, at the student's temperature; on a renormalised support or a kept set: of p there
+    double student_entropy; ///< H(p), nats, at the student's temperature; on a renormalised support or a kept set: of p
+                            ///< there
     double teacher_entropy; ///< H(q), likewise
     double overlap;         ///< Σ min(p, q)
     double position;        ///< among the kept rows of its sequence, from 0: masked prompt rows do not count

@@ -19,9 +19,9 @@
 // exponentials of V, log of V' and two walks over the shares, in double. p̃ has double's range down to e^-690 of the
 // top token and is stored as a float's log. A masked row's zp is not written; its dz is beta dz.
 //
-// An entry of dz that its type does not hold becomes the type's largest finite number, whatever env.on_overflow says: its
-// row's loss has been told by then. pull_back() returns how many rows that befell, and evaluate_projected() adds them to
-// infinite_rows: a row whose loss is infinite, too, counts twice.
+// An entry of dz that its type does not hold becomes the type's largest finite number, whatever env.on_overflow says:
+// its row's loss has been told by then. pull_back() returns how many rows that befell, and evaluate_projected() adds
+// them to infinite_rows: a row whose loss is infinite, too, counts twice.
 //
 // Throws invalid_input before anything is written: W's parts, zp, dzp, env.lse, env.given_lse (a projected law has no
 // log-sum-exp), and what evaluate refuses. On the CPU backends; dz may lie on z.

@@ -8,9 +8,9 @@
 //   other divergences        value within 1e-6·max(1, value)
 //   gradients of all         within 1e-6·max|g| + 1e-9      (total variation: entries at its kink apart)
 //
-// Two of these are not reached everywhere, and are held to what is: without fused multiply-add the value of a KL comes within
-// 1.2e-7; gradients of chi-squared and of the skewed divergences, whose terms are powers and mixtures of ratios of e^20 on
-// N(0,3) rows, within 1.6e-6·max|g|.
+// Two of these are not reached everywhere, and are held to what is: without fused multiply-add the value of a KL comes
+// within 1.2e-7; gradients of chi-squared and of the skewed divergences, whose terms are powers and mixtures of ratios
+// of e^20 on N(0,3) rows, within 1.6e-6·max|g|.
 //
 // Also bfloat16 gradients near p = q, whose relative error stays below 1e-2.
 #include "support/accuracy.hpp"
@@ -113,8 +113,9 @@ std::vector<pair_of_rows> rows(std::uint64_t seed) {
     return all;
 }
 
-/// Largest |error|/bound of the gradient. Where |log p - log q| < `kink` the entry is passed over; where it is below 5e-8,
-/// the error of a normaliser, its sign is anybody's, and through Σ c the others move by their share of that entry.
+/// Largest |error|/bound of the gradient. Where |log p - log q| < `kink` the entry is passed over; where it is below
+/// 5e-8, the error of a normaliser, its sign is anybody's, and through Σ c the others move by their share of that
+/// entry.
 double excess(const std::vector<float>& got, const std::vector<double>& want, const std::vector<double>& log_ratio,
               double kink, double bound) {
     double top = 0, e = 0, undecided = 0;

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: whole-ofast
 //
-// The CPU backend against the naive float64 one: every divergence on float, bfloat16 and double storage, and the mixes of
-// element types on three divergences of different kind; random shapes, strides, temperatures, masks and -inf patterns.
+// The CPU backend against the naive float64 one: every divergence on float, bfloat16 and double storage, and the mixes
+// of element types on three divergences of different kind; random shapes, strides, temperatures, masks and -inf
+// patterns.
 #include "support/compiled/dense.hpp"
 #include "support/compiled/dense_double.hpp"
 #include "support/generators.hpp"
@@ -22,9 +23,10 @@ const std::vector<flavour> every_kind = {flavour::wide,        flavour::near_equ
                                          flavour::peaked,      flavour::filtered,   flavour::student_gap,
                                          flavour::teacher_gap, flavour::one_hot};
 
-/// Total variation has a kink where p = q: rounding decides the sign of an entry whose |log p - log q| is below float's digits,
-/// which moves the entry by up to p and, through Σ c, every other v by its share p[v] of that. Entries at a kink are held to p
-/// itself, the others to their bound and that share: an equal row, all of it at the kink, still has a gradient of nearly 0.
+/// Total variation has a kink where p = q: rounding decides the sign of an entry whose |log p - log q| is below float's
+/// digits, which moves the entry by up to p and, through Σ c, every other v by its share p[v] of that. Entries at a
+/// kink are held to p itself, the others to their bound and that share: an equal row, all of it at the kink, still has
+/// a gradient of nearly 0.
 template <class B, class R>
 void judge_total_variation(B& b, R& reference, index_t r, double scale, double spread) {
     const problem& p = b.p;

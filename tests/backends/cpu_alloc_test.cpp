@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// No allocation in steady state: every call of malloc and its kin is counted, and so every operator new. The first call of a
-// shape may make threads and scratch; the second may not ask for a byte.
+// No allocation in steady state: every call of malloc and its kin is counted, and so every operator new. The first call
+// of a shape may make threads and scratch; the second may not ask for a byte.
 #include "support/compiled/dense.hpp"
 #include "support/compiled/sampled.hpp"
 #include "support/compiled/support.hpp"

@@ -2,9 +2,10 @@
 // build: ofast, sanitize, whole-compiler
 // optimise: no
 //
-// Bad input. Shapes, strides, options, null pointers, overlaps: `invalid_input` naming argument and row, thrown before anything
-// is written; numbers and overlaps by tables over every field and every pair. Contents: counted with loss 0 and gradient 0, or thrown under check::contents. Infinite rows: floored,
-// skipped or raised. Rows beyond the clamp: cut.
+// Bad input. Shapes, strides, options, null pointers, overlaps: `invalid_input` naming argument and row, thrown before
+// anything is written; numbers and overlaps by tables over every field and every pair. Contents: counted with loss 0
+// and gradient 0, or thrown under check::contents. Infinite rows: floored, skipped or raised. Rows beyond the clamp:
+// cut.
 #include "support/compiled/dense.hpp"
 #include "support/compiled/sampled.hpp"
 #include "support/compiled/support.hpp"

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize, whole-compiler
 //
-// The call contract on the CPU backend: reductions, masks of every kind, weights, beta, aliasing, padding, log-sum-exp given and
-// returned, unequal vocabularies, threads, micro-batches, 64-bit indices. Bits are compared where bits are promised.
+// The call contract on the CPU backend: reductions, masks of every kind, weights, beta, aliasing, padding, log-sum-exp
+// given and returned, unequal vocabularies, threads, micro-batches, 64-bit indices. Bits are compared where bits are
+// promised.
 #include "support/compiled/dense.hpp"
 #include "support/compiled/dense_double.hpp"
 #include "support/compiled/sampled.hpp"

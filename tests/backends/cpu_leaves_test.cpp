@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What happens beyond the first leaf of 1,024 entries, where rows are read in place: temperatures, beta, and a row made for
-// each of the guards that send a leaf to be staged or a row to float64. Against the naive backend on the same numbers.
+// What happens beyond the first leaf of 1,024 entries, where rows are read in place: temperatures, beta, and a row made
+// for each of the guards that send a leaf to be staged or a row to float64. Against the naive backend on the same
+// numbers.
 #include "support/compiled/dense.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"
@@ -60,7 +61,8 @@ double value_of(const pair_of_rows& r, const D& d) {
     return evaluate(backend, student::logits<float>{view(r.z.data(), 1, r.vocab()), {}, r.t_s}, r.teacher(), d).loss;
 }
 
-/// Value, with the gradient and alone, gradient and log-sum-exp within `bound` (of max(1, value), of the largest entry).
+/// Value, with the gradient and alone, gradient and log-sum-exp within `bound` (of max(1, value), of the largest
+/// entry).
 template <class D>
 answer agrees(const pair_of_rows& r, const D& d, double bound) {
     cpu_backend fast;
@@ -207,7 +209,8 @@ TEST_CASE("guard: terms too small to be felt that an anchor makes large") {
 }
 
 TEST_CASE("float64 rows keep a gradient whose slopes all but cancel") {
-    // p is 1 but for 2e-14, so that dz[v] = p[v] (f[v] - Σ p f) / (a-1), f = (p/q)^(a-1), is what is left of f at the top token
+    // p is 1 but for 2e-14, so that dz[v] = p[v] (f[v] - Σ p f) / (a-1), f = (p/q)^(a-1), is what is left of f at the
+    // top token
     pair_of_rows r(3000, 12, 1);
     r.z[1500] = 40, r.y[1500] = -20, r.y[2500] = 40;
     const double a = 1.5;

@@ -2,8 +2,8 @@
 // build: sanitize
 // optimise: no
 //
-// Rows that are dropped for what they hold: what they do to the loss, when env.on_bad throws and what is written by then, on
-// every backend; and the one line that says what was dropped.
+// Rows that are dropped for what they hold: what they do to the loss, when env.on_bad throws and what is written by
+// then, on every backend; and the one line that says what was dropped.
 #include "backends/host_run.hpp"
 #include "support/compiled/dense.hpp"
 #include "support/compiled/device_text.hpp"

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: whole-compiler
 //
-// Other libraries' 16-bit types: each gives the bits that opd::bfloat16 or opd::half gives, by the same loads and stores.
-// CUDA's and PyTorch's are stand-ins of the same name and layout, one declared before opd is included and one after.
+// Other libraries' 16-bit types: each gives the bits that opd::bfloat16 or opd::half gives, by the same loads and
+// stores. CUDA's and PyTorch's are stand-ins of the same name and layout, one declared before opd is included and one
+// after.
 #include "support/compiled/dense.hpp"
 #include "support/compiled/sampled.hpp"
 #include "support/compiled/support.hpp"

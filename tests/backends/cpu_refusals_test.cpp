@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize, whole-compiler
 //
-// Refusals as tables: every number that a call takes, times NaN, the infinities, -1 and what lies outside its range; every shape
-// of every cache; rows that infinite::raise stops. A refused call names the argument and writes nothing.
+// Refusals as tables: every number that a call takes, times NaN, the infinities, -1 and what lies outside its range;
+// every shape of every cache; rows that infinite::raise stops. A refused call names the argument and writes nothing.
 #include "support/compiled/dense.hpp"
 #include "support/compiled/sampled.hpp"
 #include "support/compiled/support.hpp"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
 //
-// Supports, samples and token log-probs on the CPU backend where small rows do not reach: ids in every leaf of 1,024, beta in
-// full leaves, caches and gradients with padded rows, every field that a surrogate may read, the log-sum-exp given and
-// returned, floors by hand.
+// Supports, samples and token log-probs on the CPU backend where small rows do not reach: ids in every leaf of 1,024,
+// beta in full leaves, caches and gradients with padded rows, every field that a surrogate may read, the log-sum-exp
+// given and returned, floors by hand.
 #include "support/compiled/dense.hpp"
 #include "support/compiled/sampled.hpp"
 #include "support/compiled/support.hpp"

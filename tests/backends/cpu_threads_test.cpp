@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize, whole-compiler
 //
-// Threads, row blocks and memory of the CPU backend, for every kind of call: the same bits on 1, 2 and 3 threads, several rows
-// a block, the number of threads changed between calls, an arena of exactly the size asked for; and its matrix product.
+// Threads, row blocks and memory of the CPU backend, for every kind of call: the same bits on 1, 2 and 3 threads,
+// several rows a block, the number of threads changed between calls, an arena of exactly the size asked for; and its
+// matrix product.
 #include "support/compiled/dense.hpp"
 #include "support/compiled/sampled.hpp"
 #include "support/compiled/support.hpp"

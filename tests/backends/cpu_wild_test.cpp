@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: ofast, whole-compiler
 //
-// Wild input: logits in ±1e4, one-hot rows, -inf everywhere but somewhere, denormals, the largest floats, V = 1, N = 0, all
-// masked. Nothing may be NaN or infinite, in the loss, the gradient or the log-sum-exp, also under -Ofast; what is masked may
-// hold anything. Where the numbers are within ±2e4 or -inf, each row's loss is that of float64 and its gradient sums to 0.
+// Wild input: logits in ±1e4, one-hot rows, -inf everywhere but somewhere, denormals, the largest floats, V = 1, N = 0,
+// all masked. Nothing may be NaN or infinite, in the loss, the gradient or the log-sum-exp, also under -Ofast; what is
+// masked may hold anything. Where the numbers are within ±2e4 or -inf, each row's loss is that of float64 and its
+// gradient sums to 0.
 #include "backends/host_run.hpp"
 #include "support/accuracy.hpp"
 #include "support/compiled/dense.hpp"
@@ -227,8 +228,8 @@ TEST_CASE("powers where the teacher gives the student's sure token next to nothi
 }
 
 TEST_CASE("powers of probabilities that float has lost") {
-    // Token 0 is sure on both sides; a far one has p^a q^(1-a) = e^t. In a later leaf or in the first, and with an earlier top
-    // token of the student to which the teacher gives `early` nats less or more.
+    // Token 0 is sure on both sides; a far one has p^a q^(1-a) = e^t. In a later leaf or in the first, and with an
+    // earlier top token of the student to which the teacher gives `early` nats less or more.
     using real = long double;
     const auto check = [](const char* name, auto& backend, double a, auto d, double factor, double far_z, double far_y,
                           double early) {

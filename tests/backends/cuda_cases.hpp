@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Cases that the CUDA kernels must pass, on the host (host_run.hpp) and on a device alike: batches with everything an env
-// can say, and a plain float64 reference of loss and gradient.
+// Cases that the CUDA kernels must pass, on the host (host_run.hpp) and on a device alike: batches with everything an
+// env can say, and a plain float64 reference of loss and gradient.
 #pragma once
 
 #include <algorithm>
@@ -45,8 +45,8 @@ auto span_or_none(T* p, const Vector& v) {
     return p ? static_cast<index_t>(v.size()) : index_t{0};
 }
 
-/// Runs a case on a backend whose memory is reached through `memory`: put(vector) -> pointer, get(vector, pointer). Outputs
-/// are written back into the case.
+/// Runs a case on a backend whose memory is reached through `memory`: put(vector) -> pointer, get(vector, pointer).
+/// Outputs are written back into the case.
 template <class Memory, class Z, class Y, class G, class Divergence>
 result run_case(Memory& memory, dense_case<Z, Y, G>& c, const Divergence& d) {
     constexpr space S = Memory::memory_space;
@@ -92,7 +92,7 @@ struct host_memory {
 template <class Backend>
 host_memory(Backend&) -> host_memory<Backend>;
 
-// --- the float64 reference ------------------------------------------------------------------------------------------------
+// --- the float64 reference -------------------------------------------------------------------------------------------
 
 struct reference_row {
     double value = 0;
@@ -179,8 +179,9 @@ reference_row reference(const dense_case<Z, Y, G>& c, const Divergence& d, index
     return out;
 }
 
-/// Values: the accuracy promised on the rows of vocabulary size, and what float's exponentials leave elsewhere. Gradients on random rows of any size, relative to the largest: what float's own steps
-/// leave, on the CPU alike (the mixtures' slopes cancel where the student is sure and the temperatures differ).
+/// Values: the accuracy promised on the rows of vocabulary size, and what float's exponentials leave elsewhere.
+/// Gradients on random rows of any size, relative to the largest: what float's own steps leave, on the CPU alike (the
+/// mixtures' slopes cancel where the student is sure and the temperatures differ).
 template <class Divergence>
 double value_tolerance(const Divergence&, double value) {
     const bool kl = std::is_same_v<Divergence, reverse_kl> || std::is_same_v<Divergence, forward_kl>;
@@ -204,7 +205,7 @@ inline double largest(const std::vector<double>& v) {
     return m;
 }
 
-// --- generators -------------------------------------------------------------------------------------------------------------
+// --- generators ------------------------------------------------------------------------------------------------------
 
 struct source {
     std::mt19937_64 bits;

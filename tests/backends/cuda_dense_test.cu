@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The dense kernels on a device: the cases of the host-run test against the same float64 reference. SKIPPED without one.
+// The dense kernels on a device: the cases of the host-run test against the same float64 reference. SKIPPED without
+// one.
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 

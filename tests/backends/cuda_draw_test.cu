@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Draws, filters and scores on a device, beside the same rows run by a host loop: Gumbel-max tokens, greedy ones and best ids are
-// the same; where exponentials decide, the device's may differ in the last bit, and with it a draw beside a border. SKIPPED without one.
+// Draws, filters and scores on a device, beside the same rows run by a host loop: Gumbel-max tokens, greedy ones and
+// best ids are the same; where exponentials decide, the device's may differ in the last bit, and with it a draw beside
+// a border. SKIPPED without one.
 #include <cuda_runtime_api.h>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Losses from hidden states on a device, products by cuBLAS: the cases of the host-run test against the same float64 reference, and
-// capture. SKIPPED without one.
+// Losses from hidden states on a device, products by cuBLAS: the cases of the host-run test against the same float64
+// reference, and capture. SKIPPED without one.
 #include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 

@@ -2,8 +2,8 @@
 // build: whole-compiler
 // optimise: always
 //
-// The rows on which float loses digits (support/accuracy.hpp) on the GPU's dense kernels, run on the host in a loop over thread
-// indices: diffuse students, sure teachers, far temperatures, every divergence.
+// The rows on which float loses digits (support/accuracy.hpp) on the GPU's dense kernels, run on the host in a loop
+// over thread indices: diffuse students, sure teachers, far temperatures, every divergence.
 #include "backends/host_run.hpp"
 #include "support/accuracy.hpp"
 #include "support/compiled/device_text.hpp"

@@ -2,8 +2,9 @@
 // build: whole-compiler, whole-sanitize
 // optimise: no
 //
-// The GPU's kernels, run on the host, where random rows do not go: unused slots, ties and repeats, factors that make no sense,
-// rows without mass, entries at the lowest finite numbers, log-ratios that float cannot carry. Against float64 or the CPU.
+// The GPU's kernels, run on the host, where random rows do not go: unused slots, ties and repeats, factors that make no
+// sense, rows without mass, entries at the lowest finite numbers, log-ratios that float cannot carry. Against float64
+// or the CPU.
 #include "backends/host_run.hpp"
 #include "support/compiled/dense.hpp"
 #include "support/compiled/device_text.hpp"

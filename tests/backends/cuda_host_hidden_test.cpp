@@ -2,9 +2,9 @@
 // build: sanitize, whole-compiler
 // optimise: no
 //
-// Losses from hidden states as a device computes them, run on the host (hidden_cases.hpp): every product through the arguments
-// that cuBLAS gets, every kernel thread by thread, memory that held NaN; against float64, and against the CPU backend where rows
-// know few ids.
+// Losses from hidden states as a device computes them, run on the host (hidden_cases.hpp): every product through the
+// arguments that cuBLAS gets, every kernel thread by thread, memory that held NaN; against float64, and against the CPU
+// backend where rows know few ids.
 #include "backends/hidden_cases.hpp"
 #include "support/property.hpp"
 
@@ -522,7 +522,7 @@ TEST_CASE("without rows a head has no new gradient") {
     for (const float x : none.db) CHECK(x == 0);
 }
 
-// --- the plan, of sizes that no test has memory for ------------------------------------------------------------------------
+// --- the plan, of sizes that no test has memory for ------------------------------------------------------------------
 
 namespace {
 
@@ -679,7 +679,8 @@ TEST_CASE("what a device refuses, and what the CPU's types do") {
 
 namespace {
 enum class wrong { nothing, row, head };
-/// A call with an update of the student's head, and of the teacher's, as a device has it and as the CPU has. Under a wrong head every row is bad.
+/// A call with an update of the student's head, and of the teacher's, as a device has it and as the CPU has. Under a
+/// wrong head every row is bad.
 template <class X>
 void check_update(index_t n, index_t v, index_t rank, index_t block, double bound, wrong what = wrong::nothing) {
     const index_t d = 10, d_teacher = 7;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize, whole-compiler
 //
-// The GPU's kernels for supports, samples and token_logp, run on the host in a loop over thread indices: against a float64
-// reference from the textbook formulas, and against the CPU backend for everything an env can say.
+// The GPU's kernels for supports, samples and token_logp, run on the host in a loop over thread indices: against a
+// float64 reference from the textbook formulas, and against the CPU backend for everything an env can say.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

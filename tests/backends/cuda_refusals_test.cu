@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What the CUDA backend refuses before it touches a device, so that it is tested on every machine; and how it reports CUDA's
-// own errors.
+// What the CUDA backend refuses before it touches a device, so that it is tested on every machine; and how it reports
+// CUDA's own errors.
 #include <cuda_runtime_api.h>
 
 #include <cstddef>

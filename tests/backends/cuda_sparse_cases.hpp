@@ -167,7 +167,7 @@ void for_every_sparse_estimator(Check check) {
     check("weighted", weighted_entries{mc{reverse_kl{}}});
 }
 
-// --- the float64 reference ------------------------------------------------------------------------------------------------
+// --- the float64 reference -------------------------------------------------------------------------------------------
 
 /// c over the vocabulary, or over the support; and the row's value.
 struct reference_c {
@@ -284,7 +284,7 @@ void check_sparse_against_reference(Memory& memory, sparse_case c, const Estimat
     CHECK(std::abs(got.loss - sum) <= 1e-5 * size);
 }
 
-// --- tokens with kept sets ------------------------------------------------------------------------------------------------
+// --- tokens with kept sets -------------------------------------------------------------------------------------------
 
 /// The drawn tokens of a case with a set a row: most of them, and others.
 struct kept_case {

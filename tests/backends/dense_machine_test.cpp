@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A dense call runs with its divergence behind a table of functions (cpu/dense_machine.hpp); the rows that name theirs give the same
-// bits, value and gradient, whatever the row is like.
+// A dense call runs with its divergence behind a table of functions (cpu/dense_machine.hpp); the rows that name theirs
+// give the same bits, value and gradient, whatever the row is like.
 #include <cmath>
 #include <cstdint>
 #include <cstring>

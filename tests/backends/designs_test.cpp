@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: whole-ofast, whole-compiler, whole-sanitize
 //
-// Head + tail and Gumbel top-m against float64, on the CPU's lanes and on the GPU's rows run by a host loop: which ids, with what
-// weight, what is said of the tail and of the threshold; keyed draws against their law; what a cache must not leave out.
+// Head + tail and Gumbel top-m against float64, on the CPU's lanes and on the GPU's rows run by a host loop: which ids,
+// with what weight, what is said of the tail and of the threshold; keyed draws against their law; what a cache must not
+// leave out.
 #include "both_engines.hpp"
 #include "draw_laws.hpp"
 #include "support/generators.hpp"
@@ -264,8 +265,8 @@ TEST_CASE("what is left of a row whose top ids hold all but e^-300") {
     });
 }
 
-// Gumbel top-m beside the m largest of V noisy log-probs themselves, and E[Σ w f] beside E_mu[f]: means of 20,000 rows, within 5
-// standard errors.
+// Gumbel top-m beside the m largest of V noisy log-probs themselves, and E[Σ w f] beside E_mu[f]: means of 20,000 rows,
+// within 5 standard errors.
 TEST_CASE("keyed draws without replacement have the law of noisy log-probs") {
     const index_t vocab = 40, rows = 20000, m = 6, block = 1000;
     numbers u(9);

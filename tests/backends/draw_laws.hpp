@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What tests of draws have in common: a row's law under a filter in float64, everything that a draw writes, keys, random rows.
+// What tests of draws have in common: a row's law under a filter in float64, everything that a draw writes, keys,
+// random rows.
 #pragma once
 
 #include "support/generators.hpp"

@@ -2,8 +2,9 @@
 // build: whole-ofast, sanitize, whole-compiler
 // optimise: always
 //
-// Draws and filters on the CPU's lanes and on the GPU's rows run by a host loop (draw_types_test.cpp goes through the types): inclusion
-// probabilities by enumeration, laws of keyed draws; that log mu has the bits of token_logp; rows without a law; what is refused.
+// Draws and filters on the CPU's lanes and on the GPU's rows run by a host loop (draw_types_test.cpp goes through the
+// types): inclusion probabilities by enumeration, laws of keyed draws; that log mu has the bits of token_logp; rows
+// without a law; what is refused.
 #include "both_engines.hpp"
 #include "draw_laws.hpp"
 #include "support/generators.hpp"
@@ -94,7 +95,8 @@ TEST_CASE("inclusion probabilities by enumeration, to 1e-12") {
     }
 }
 
-// Keyed draws follow their law: chi-squared over V = 3,000, ids of fewer than 5 expected hits pooled, within 5 deviations.
+// Keyed draws follow their law: chi-squared over V = 3,000, ids of fewer than 5 expected hits pooled, within 5
+// deviations.
 TEST_CASE("keyed draws follow their law over 3,000 ids") {
     const index_t vocab = 3000, rows = 20000;
     numbers u(3);
@@ -164,7 +166,8 @@ TEST_CASE("log mu has the bits of token_logp, whatever the batch, the threads an
                         for (std::size_t e = 0; e < std::size_t(p.rows * m); ++e)
                             if (out.ids[e] >= 0) RC_ASSERT(scored[e] == out.log_mu[e]);
                         for (index_t i = 0; i < p.rows; ++i) RC_ASSERT(lse[std::size_t(i)] == out.lse[std::size_t(i)]);
-                        // to the sampled estimator, a teacher that says log mu is the student itself: no loss, ratio 1, gradient 0
+                        // to the sampled estimator, a teacher that says log mu is the student itself: no loss, ratio 1,
+                        // gradient 0
                         if constexpr (std::is_same_v<decltype(design), design::iid>) {
                             std::vector<Z> dz(std::size_t(p.rows * p.vocab), buffers<Z>::template cast<Z>(9));
                             const auto ids = view(std::as_const(out.ids).data(), p.rows, m);

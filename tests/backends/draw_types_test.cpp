@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: whole-ofast, whole-compiler, whole-sanitize
 //
-// Draws and filters of every type of logits, against float64, on the CPU's lanes and on the GPU's rows run by a host loop: what a
-// filter keeps, which token Gumbel-max takes, where an i.i.d. draw lands, what threshold includes and with what weight.
+// Draws and filters of every type of logits, against float64, on the CPU's lanes and on the GPU's rows run by a host
+// loop: what a filter keeps, which token Gumbel-max takes, where an i.i.d. draw lands, what threshold includes and with
+// what weight.
 #include "both_engines.hpp"
 #include "draw_laws.hpp"
 #include "support/generators.hpp"

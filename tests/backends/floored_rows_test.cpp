@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: whole-ofast, whole-compiler
 //
-// Rows with holes: teacher logits of -inf where the student has mass (a padded vocabulary, a filtered teacher), student logits
-// of -inf where the teacher has. Value and gradient are those of the naive float64 backend, on the CPU and in the device's
-// text, and no such row needs the float64 path. Also rows whose holes come before their anchor, and logits beyond 1e30.
+// Rows with holes: teacher logits of -inf where the student has mass (a padded vocabulary, a filtered teacher), student
+// logits of -inf where the teacher has. Value and gradient are those of the naive float64 backend, on the CPU and in
+// the device's text, and no such row needs the float64 path. Also rows whose holes come before their anchor, and logits
+// beyond 1e30.
 #include "backends/host_run.hpp"
 #include "support/compiled/dense.hpp"
 #include "support/compiled/device_text.hpp"

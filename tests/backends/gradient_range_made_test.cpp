@@ -2,8 +2,8 @@
 // build: whole-compiler, whole-sanitize
 // optimise: no
 //
-// Gradients beyond float where logits are made from hidden states (gradient_range_test.cpp: where they lie in memory): an infinite row,
-// counted, or saturated entries, in blocks, in tiles, of few ids and in a shard.
+// Gradients beyond float where logits are made from hidden states (gradient_range_test.cpp: where they lie in memory):
+// an infinite row, counted, or saturated entries, in blocks, in tiles, of few ids and in a shard.
 #include "support/generators.hpp"
 
 #include <cmath>

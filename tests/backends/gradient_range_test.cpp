@@ -2,8 +2,8 @@
 // build: whole-ofast, whole-compiler, whole-sanitize
 // optimise: no
 //
-// Gradients that their storage does not hold, on both engines (gradient_range_made_test.cpp: of hidden states): an infinite row,
-// counted, or saturated entries; other rows keep their bits.
+// Gradients that their storage does not hold, on both engines (gradient_range_made_test.cpp: of hidden states): an
+// infinite row, counted, or saturated entries; other rows keep their bits.
 #include "backends/both_engines.hpp"
 
 #include <cmath>

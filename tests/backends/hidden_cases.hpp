@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Losses from hidden states that the CUDA backend must get right, on the host (blocks_on_host) and on a device alike, and a plain
-// float64 reference of loss, dx, dw and db. On the host the device's views point into host memory: the types, the plan and the
-// kernels are the device's, the kernels run thread by thread, and products are a naive BLAS that holds its caller to the contract.
+// Losses from hidden states that the CUDA backend must get right, on the host (blocks_on_host) and on a device alike,
+// and a plain float64 reference of loss, dx, dw and db. On the host the device's views point into host memory: the
+// types, the plan and the kernels are the device's, the kernels run thread by thread, and products are a naive BLAS
+// that holds its caller to the contract.
 #pragma once
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A backend that runs the GPU's kernels on the host: the phases of rows/rows.hpp in a loop over thread indices, one block
-// after the other. Slow; it shows that the kernels' logic is right where there is no GPU.
+// A backend that runs the GPU's kernels on the host: the phases of rows/rows.hpp in a loop over thread indices, one
+// block after the other. Slow; it shows that the kernels' logic is right where there is no GPU.
 #pragma once
 
 #include <cstddef>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: whole-ofast, whole-compiler, whole-sanitize
 //
-// What diagnostics report beside the loss, against float64 and by hand, on the CPU's lanes and on the GPU's rows run by a host
-// loop: entropies, overlap, quantiles of the ratio, teacher KL, counts by sign, the variance of a draw's loss; that asking for them
-// changes no bit of loss and gradient; that the list of fields is whole.
+// What diagnostics report beside the loss, against float64 and by hand, on the CPU's lanes and on the GPU's rows run by
+// a host loop: entropies, overlap, quantiles of the ratio, teacher KL, counts by sign, the variance of a draw's loss;
+// that asking for them changes no bit of loss and gradient; that the list of fields is whole.
 #include "both_engines.hpp"
 #include "support/distribution.hpp"
 #include "support/generators.hpp"

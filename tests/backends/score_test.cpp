@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: whole-ofast, whole-sanitize
 //
-// Scoring against float64, on the CPU's lanes and on the GPU's rows run by a host loop: log p of given ids, the best ids, the mass
-// outside either, lists of different lengths; that what is asked beside changes no bit; rows without a law; what is refused.
+// Scoring against float64, on the CPU's lanes and on the GPU's rows run by a host loop: log p of given ids, the best
+// ids, the mass outside either, lists of different lengths; that what is asked beside changes no bit; rows without a
+// law; what is refused.
 #include "both_engines.hpp"
 #include "support/generators.hpp"
 #include "support/property.hpp"
@@ -49,8 +50,8 @@ struct reference {
     }
 };
 
-/// Tails agree as far as L holds them. What lies so far below the row's largest that its number type has no digits there may count
-/// in part or not at all.
+/// Tails agree as far as L holds them. What lies so far below the row's largest that its number type has no digits
+/// there may count in part or not at all.
 template <class Z>
 bool close(double got, double want) {
     const double eps = sizeof(arithmetic_t<Z>) == 8 ? 1e-11 : 3e-6;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: whole-compiler
 //
-// A server's or a trainer's number for "none" in place of a log-prob or a logit, on either side, in every loss of a support and
-// of drawn tokens and in every storage type: as written, -inf where it is a mask, a bad row where no token can have been drawn.
-// Values and gradients against long double.
+// A server's or a trainer's number for "none" in place of a log-prob or a logit, on either side, in every loss of a
+// support and of drawn tokens and in every storage type: as written, -inf where it is a mask, a bad row where no token
+// can have been drawn. Values and gradients against long double.
 #include "backends/host_run.hpp"
 #include "backends/peaked_row.hpp"
 #include "support/compiled/dense.hpp"
@@ -99,7 +99,8 @@ real at_equality(const D& d) {
         return d.a == 0 || d.a == 1 ? 0 : 1 / (real(d.a) * (real(d.a) - 1));
     return std::is_same_v<D, chi_squared>;
 }
-/// The row on its ids alone: the divergence of the renormalised laws, or the sum of its Bregman terms in p and q of the whole.
+/// The row on its ids alone: the divergence of the renormalised laws, or the sum of its Bregman terms in p and q of the
+/// whole.
 template <bool Renormalised, class D>
 peaked_row<double>::outcome on_ids(const peaked_row<double>& row, const D& d, real floor_q, real floor_p) {
     const textbook::row full = textbook::make_row(row.z.data(), row.z.data(), row.vocab, double(row.temperature), 1);
@@ -277,7 +278,8 @@ constexpr double finest = sizeof(T) == 8            ? 1e-18
                           : std::is_same_v<T, half> ? 6e-8
                                                     : 1e-37;
 
-/// One call on T against what it should give: a bad row, an infinite one (beyond `most`, or what T holds), or these numbers.
+/// One call on T against what it should give: a bad row, an infinite one (beyond `most`, or what T holds), or these
+/// numbers.
 struct expected {
     bool bad = false, infinite = false;
     real most = 1e30L;

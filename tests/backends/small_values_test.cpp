@@ -2,9 +2,9 @@
 // build: whole-compiler, whole-ofast
 // optimise: always
 //
-// Values near p = q against long double, the stored logits being the truth: right to 1e-3 of themselves at 1e-8 (to 1e-4 from
-// 1e-6 on), never negative, exactly 0 for equal logits. V from 2 to 151,936, float and bfloat16 storage, any temperatures,
-// diffuse and peaked rows and offsets; on the CPU and in the device's text.
+// Values near p = q against long double, the stored logits being the truth: right to 1e-3 of themselves at 1e-8 (to
+// 1e-4 from 1e-6 on), never negative, exactly 0 for equal logits. V from 2 to 151,936, float and bfloat16 storage, any
+// temperatures, diffuse and peaked rows and offsets; on the CPU and in the device's text.
 #include "backends/host_run.hpp"
 #include "support/compiled/dense.hpp"
 #include "support/compiled/dense_double.hpp"

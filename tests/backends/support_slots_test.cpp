@@ -2,9 +2,10 @@
 // build: sanitize, whole-compiler
 // optimise: no
 //
-// What the slots of a sparse cache may hold, on the CPU backend and on the GPU's kernels run on the host: an id of -1 is an
-// unused slot, in supports as in weighted entries; another negative id, or no used slot at all, is bad; log-probs above 0 are
-// none, for every cache alike; a log mu of 0 is used as it stands and counted. check::contents throws for what else is counted.
+// What the slots of a sparse cache may hold, on the CPU backend and on the GPU's kernels run on the host: an id of -1
+// is an unused slot, in supports as in weighted entries; another negative id, or no used slot at all, is bad; log-probs
+// above 0 are none, for every cache alike; a log mu of 0 is used as it stands and counted. check::contents throws for
+// what else is counted.
 #include "backends/host_run.hpp"
 #include "support/compiled/dense.hpp"
 #include "support/compiled/device_text.hpp"

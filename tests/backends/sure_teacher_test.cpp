@@ -2,8 +2,9 @@
 // build: whole-compiler
 // optimise: always
 //
-// An untrained student and a teacher that is sure of the student's first choice, or against it: the entry at which a row's sums are
-// anchored is then unlike all the others, and has little of the student's mass. Float on both engines against double on lanes.
+// An untrained student and a teacher that is sure of the student's first choice, or against it: the entry at which a
+// row's sums are anchored is then unlike all the others, and has little of the student's mass. Float on both engines
+// against double on lanes.
 #include "backends/both_engines.hpp"
 #include "support/compiled/dense.hpp"
 #include "support/compiled/dense_double.hpp"
@@ -82,7 +83,8 @@ TEST_CASE("an untrained student and a teacher that is sure of its first choice, 
                 check("reverse_kl", reverse_kl{});
                 check("chi_squared", chi_squared{});
                 if (gap < 0) return;
-                // where s* is what the teacher denies, these are relative to it still, and total variation's signs hang on the last digit
+                // where s* is what the teacher denies, these are relative to it still, and total variation's signs hang
+                // on the last digit
                 check("skew_forward_kl 0.99", skew_forward_kl{.a = 0.99});
                 check("forward_kl + chi_squared", weighted_sum{forward_kl{}, chi_squared{}});
                 check("total_variation", total_variation{});

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: whole-compiler
 //
-// Tail buckets on rows that are ever more peaked, from a gap of 0 nats between support and tail to 1,000 and to a tail without
-// mass, against buckets in long double: values, and gradients within 1e-6 of the largest entry at every gap. On the CPU backend
-// and on the GPU's kernels run on the host.
+// Tail buckets on rows that are ever more peaked, from a gap of 0 nats between support and tail to 1,000 and to a tail
+// without mass, against buckets in long double: values, and gradients within 1e-6 of the largest entry at every gap. On
+// the CPU backend and on the GPU's kernels run on the host.
 #include "backends/host_run.hpp"
 #include "backends/peaked_row.hpp"
 #include "support/compiled/dense.hpp"

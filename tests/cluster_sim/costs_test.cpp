@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Mean staleness in closed form beside simulations, where its assumptions hold and where they do not; weights that cross links, the
-// teacher's cache, workers that come late: what they cost where that can be written down; ledgers.
+// Mean staleness in closed form beside simulations, where its assumptions hold and where they do not; weights that
+// cross links, the teacher's cache, workers that come late: what they cost where that can be written down; ledgers.
 #include <doctest/doctest.h>
 
 #include <cmath>
@@ -34,7 +34,8 @@ config slots(double learner_seconds, const sched::distribution& lengths) {
 }
 constexpr double concurrency = workers * 8;
 
-/// A queue of q B that drops its oldest, fed at rho B sequences a step: how many updates the B oldest have seen at each take.
+/// A queue of q B that drops its oldest, fed at rho B sequences a step: how many updates the B oldest have seen at each
+/// take.
 double naive_in_queue(double rho, int q) {
     constexpr int batch = 40, steps = 4000, warm = 200;
     std::deque<double> queue;
@@ -77,7 +78,8 @@ TEST_CASE("mean staleness: the closed form where rollout limits") {
         CHECK(1 - o.waits == doctest::Approx(rho).epsilon(0.1));
         CHECK(mean_staleness(load) == doctest::Approx(2 + rho));
         CHECK(o.settled_lag == doctest::Approx(mean_staleness(load)).epsilon(0.05));
-        // equal lengths: of 64 that end at one moment the second half waits for the update of the first, whatever rho is
+        // equal lengths: of 64 that end at one moment the second half waits for the update of the first, whatever rho
+        // is
         const config lockstep = slots(0.5 * rho, {sched::constant{100}});
         const outcome l = simulate(lockstep, lockstep.schedules[0]);
         CHECK(l.settled_lag == doctest::Approx(pre_queue_staleness(load) + 0.5));

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Stages that take turns on the same GPUs: the step is the sum of the stages, each on all of them; none overlaps another; the same
-// sequences are consumed as elsewhere; and what async is compared with is the fastest such row.
+// Stages that take turns on the same GPUs: the step is the sum of the stages, each on all of them; none overlaps
+// another; the same sequences are consumed as elsewhere; and what async is compared with is the fastest such row.
 #define DOCTEST_CONFIG_IMPLEMENT_WITH_MAIN
 #include <doctest/doctest.h>
 

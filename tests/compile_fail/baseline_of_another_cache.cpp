@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // A baseline over the other draws, for entries that are no i.i.d. draws.
-// expect: opd: this baseline does not read this cache: leave_one_out, self_normalised and minimum_variance need i\.i\.d\. teacher::samples
-// errors: 1
+// expect: opd: this baseline does not read this cache: leave_one_out, self_normalised and minimum_variance need
+// i\.i\.d\. teacher::samples errors: 1
 // control: OPD_CONTROL
 #include <opd/backends/cpu.hpp>
 #include <opd/opd.hpp>

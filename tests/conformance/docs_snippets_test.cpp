@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// What the documentation shows is compiled and run. Every `cpp` and `cmake` block of README.md, CHANGELOG.md and docs/ names
-// the file that it is cut from, in a comment on the line before it: <!-- from examples/01_dense_kl.cpp --> (a `python` block may). Its lines stand in
-// that file, in that order and together; a line that is only `…` behind a comment sign leaves lines out. Links within the
-// repository lead somewhere. The blocks that no example holds are cut from this file.
+// What the documentation shows is compiled and run. Every `cpp` and `cmake` block of README.md, CHANGELOG.md and docs/
+// names the file that it is cut from, in a comment on the line before it: <!-- from examples/01_dense_kl.cpp --> (a
+// `python` block may). Its lines stand in that file, in that order and together; a line that is only `…` behind a
+// comment sign leaves lines out. Links within the repository lead somewhere. The blocks that no example holds are cut
+// from this file.
 #include "support/compiled/dense.hpp"
 #include "support/compiled/sampled.hpp"
 #include "support/compiled/support.hpp"
@@ -147,7 +148,7 @@ TEST_CASE("links within the repository lead somewhere") {
             }
 }
 
-// --- blocks that no example holds ---------------------------------------------------------------------------------------
+// --- blocks that no example holds ------------------------------------------------------------------------------------
 
 TEST_CASE("views") {
     constexpr long N = 2, V = 5, P = 8;

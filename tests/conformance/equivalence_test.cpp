@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// docs/equivalence: the losses of other systems against the expressions that the pages give for them. Their side is written from the
-// published formula in plain loops over doubles, with its gradient in the logits by central differences that hold fixed what they
-// detach; nothing of opd is in it. Each case ends by comparing its page's third column with the expressions that it ran, both ways.
+// docs/equivalence: the losses of other systems against the expressions that the pages give for them. Their side is
+// written from the published formula in plain loops over doubles, with its gradient in the logits by central
+// differences that hold fixed what they detach; nothing of opd is in it. Each case ends by comparing its page's third
+// column with the expressions that it ran, both ways.
 //
-// With OPD_EQUIVALENCE_OUT=path the last case writes inputs and results for scripts/crosscheck.py, which runs the systems themselves.
+// With OPD_EQUIVALENCE_OUT=path the last case writes inputs and results for scripts/crosscheck.py, which runs the
+// systems themselves.
 #include "support/drawn.hpp"
 #include "support/policies.hpp"
 
@@ -37,7 +39,7 @@ namespace {
 using vec = std::vector<double>;
 constexpr double infinity = std::numeric_limits<double>::infinity();
 
-// --- what was run -------------------------------------------------------------------------------------------------------
+// --- what was run ----------------------------------------------------------------------------------------------------
 
 std::string page;                                       // of the case that runs
 std::map<std::string, std::map<std::string, int>> runs; // page -> expression without spaces -> times
@@ -66,7 +68,7 @@ named(std::string, E) -> named<E>;
 #define EXPRESSION(...) (named{std::string(#__VA_ARGS__), __VA_ARGS__})
 #define SETTING(...) (mark(#__VA_ARGS__), __VA_ARGS__)
 
-// --- their side: plain numbers ------------------------------------------------------------------------------------------
+// --- their side: plain numbers ---------------------------------------------------------------------------------------
 
 vec log_softmax(const vec& z, double t = 1) {
     double top = -infinity, sum = 0;
@@ -146,7 +148,7 @@ bool close(const vec& got, const vec& want, double tolerance) {
     return got.size() == want.size() && distance(got, want) <= tolerance * std::max(1.0, largest(want));
 }
 
-// --- losses of drawn tokens, row by row ---------------------------------------------------------------------------------
+// --- losses of drawn tokens, row by row ------------------------------------------------------------------------------
 
 using token_loss = std::function<double(const place&, std::size_t)>;
 struct how {
@@ -212,7 +214,7 @@ void in_the_mean(const named<E>& ours, const std::function<double(const place&)>
     }
 }
 
-// --- batches through a backend ------------------------------------------------------------------------------------------
+// --- batches through a backend ---------------------------------------------------------------------------------------
 
 struct batch {
     index_t rows, vocab;
@@ -326,7 +328,7 @@ void matches(batch& s, const batch_loss& theirs, const std::function<double()>& 
     CHECK(close(s.dz, slopes(s.z, [&](const vec& z) { return value_of(s, z, theirs); }), 1e-9));
 }
 
-// --- pages --------------------------------------------------------------------------------------------------------------
+// --- pages -----------------------------------------------------------------------------------------------------------
 
 namespace fs = std::filesystem;
 const fs::path pages = fs::path(OPD_TEST_SOURCE_DIR) / "docs" / "equivalence";

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What every dense estimator's traits promise, on the naive backend and on the CPU backend with float, bfloat16 and double
-// storage: zero at p = q, never negative, invariant to a constant added to a row, equivariant under a permutation of the
-// vocabulary, Σ_v dL/dz = 0. A deliberately wrong program must fail them.
+// What every dense estimator's traits promise, on the naive backend and on the CPU backend with float, bfloat16 and
+// double storage: zero at p = q, never negative, invariant to a constant added to a row, equivariant under a
+// permutation of the vocabulary, Σ_v dL/dz = 0. A deliberately wrong program must fail them.
 #include "support/compiled/dense.hpp"
 #include "support/compiled/dense_double.hpp"
 #include "support/generators.hpp"
@@ -37,8 +37,8 @@ using namespace opd::test;
 
 namespace {
 
-/// How far below 0 a value may round: 4 eps Σ |term|, in the precision of its terms. The naive backend's log-probs are rounded
-/// at the size of the logits, whatever their difference.
+/// How far below 0 a value may round: 4 eps Σ |term|, in the precision of its terms. The naive backend's log-probs are
+/// rounded at the size of the logits, whatever their difference.
 template <class Backend, class Z, class Y, class D>
 double lowest_value(const Z* z, const Y* y, const D& d, const problem& p) {
     if (std::is_same_v<Backend, naive_backend>) return 0.5e-13;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What the support matrix's tests on the host and on a device share: the page's tables, read and expanded, and one small
-// batch for every kind of cache and element type.
+// What the support matrix's tests on the host and on a device share: the page's tables, read and expanded, and one
+// small batch for every kind of cache and element type.
 #pragma once
 
 #include <cmath>
@@ -18,7 +18,7 @@
 
 namespace opd::test::matrix {
 
-// --- the page -----------------------------------------------------------------------------------------------------------
+// --- the page --------------------------------------------------------------------------------------------------------
 
 using cells = std::map<std::string, std::string>; // column -> one value
 
@@ -83,7 +83,7 @@ inline std::string described(const cells& row) {
     return s;
 }
 
-// --- one call of each kind ----------------------------------------------------------------------------------------------
+// --- one call of each kind -------------------------------------------------------------------------------------------
 
 inline constexpr index_t rows = 3, vocab = 40, kept = 6;
 
@@ -188,7 +188,7 @@ struct kept_sets {
     }
 };
 
-// --- names --------------------------------------------------------------------------------------------------------------
+// --- names -----------------------------------------------------------------------------------------------------------
 
 using key = std::string;
 

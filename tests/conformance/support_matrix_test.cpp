@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// docs/support-matrix.md against the code: every row says `yes`, `throws`, `does not compile` or `not yet`, and that is what
-// happens. Each table is read into cells, each row expanded into its combinations; a combination must be one that this
-// program instantiates, and every combination that it instantiates must be listed. CUDA's kernels run on the host.
+// docs/support-matrix.md against the code: every row says `yes`, `throws`, `does not compile` or `not yet`, and that is
+// what happens. Each table is read into cells, each row expanded into its combinations; a combination must be one that
+// this program instantiates, and every combination that it instantiates must be listed. CUDA's kernels run on the host.
 #include <algorithm>
 #include <cmath>
 #include <cstring>
@@ -32,7 +32,7 @@ using namespace opd;
 using namespace opd::test::matrix;
 using opd::test::host_run_backend;
 
-// --- what this program instantiates -------------------------------------------------------------------------------------
+// --- what this program instantiates ----------------------------------------------------------------------------------
 
 /// evaluate's pairing rules as a value (evaluate itself refuses with a sentence: tests/compile_fail).
 template <class Estimator, cache_kind Kind, bool Sparse>

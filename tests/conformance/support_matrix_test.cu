@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: whole-all
 //
-// The rows of docs/support-matrix.md that say `yes` for the CUDA backend, on a device: each runs and gives the loss of the same
-// kernels run on the host. That every such row has a case here is checked without a device; the rest prints SKIPPED.
+// The rows of docs/support-matrix.md that say `yes` for the CUDA backend, on a device: each runs and gives the loss of
+// the same kernels run on the host. That every such row has a case here is checked without a device; the rest prints
+// SKIPPED.
 #include <cuda_runtime_api.h>
 
 #include <doctest/doctest.h>

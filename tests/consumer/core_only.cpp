@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A user of the CPU backend, with the standard library alone and the caller's default flags: reverse KL of (1/2, 1/2) against
-// (3/4, 1/4) is 0.143841…, its gradient -+ log(3) / 4.
+// A user of the CPU backend, with the standard library alone and the caller's default flags: reverse KL of (1/2, 1/2)
+// against (3/4, 1/4) is 0.143841…, its gradient -+ log(3) / 4.
 #include <cmath>
 #include <cstdio>
 #include <opd/opd.hpp>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
 //
-// Shapes whose extent in bytes does not fit into 64 bits are refused before anybody computes it. What overlaps, against every
-// byte of small rectangles.
+// Shapes whose extent in bytes does not fit into 64 bits are refused before anybody computes it. What overlaps, against
+// every byte of small rectangles.
 #include <doctest/doctest.h>
 
 #include <limits>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: ofast, sanitize
 //
-// The ground under the row kernels: 16-bit storage over all its values, floats classified by bits under fast-math, and the
-// lanes' elementary functions against double within the accuracy that lanes.hpp states.
+// The ground under the row kernels: 16-bit storage over all its values, floats classified by bits under fast-math, and
+// the lanes' elementary functions against double within the accuracy that lanes.hpp states.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -17,7 +17,8 @@ using namespace opd;
 
 namespace {
 
-/// The nearest T below or above by a search over its neighbours: what `store` must return for finite, not overflowing x.
+/// The nearest T below or above by a search over its neighbours: what `store` must return for finite, not overflowing
+/// x.
 template <class T>
 void nearest(float x) {
     const T got = element<T>::store(x);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize, whole-compiler
 //
-// Penalties against their formulas in float64; the law that draw takes tokens from, and scores them by; gradients; and drafts that are verified
-// under penalties.
+// Penalties against their formulas in float64; the law that draw takes tokens from, and scores them by; gradients; and
+// drafts that are verified under penalties.
 #include <algorithm>
 #include <cmath>
 #include <doctest/doctest.h>

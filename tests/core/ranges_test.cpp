@@ -2,8 +2,8 @@
 // build: whole-compiler
 // optimise: no
 //
-// Sequences to rows and back: offsets, packed columns, kept rows, zipped columns, entries of a cache; the parts of a batch add up to it
-// under every reduction, with masks, weights, versions and what is frozen; what is refused.
+// Sequences to rows and back: offsets, packed columns, kept rows, zipped columns, entries of a cache; the parts of a
+// batch add up to it under every reduction, with masks, weights, versions and what is frozen; what is refused.
 #include "support/generators.hpp"
 #include "support/property.hpp"
 

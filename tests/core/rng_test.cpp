@@ -187,8 +187,8 @@ TEST_CASE("ties go to the lower id, and an empty support has no winner") {
     CHECK(opd::gumbel_max(noise_row(1, noise_stream::rollout, 1, 1), 0, none.data(), 3) == -1);
 }
 
-// A head token of probability 0.999 against a tail of 151,935 equal tokens of mass 1e-3, computed from the map bits -> E
-// itself: P(tail) = mean over the head's E_h of P(some tail token has E_v / p_v < E_h / p_h).
+// A head token of probability 0.999 against a tail of 151,935 equal tokens of mass 1e-3, computed from the map bits ->
+// E itself: P(tail) = mean over the head's E_h of P(some tail token has E_v / p_v < E_h / p_h).
 TEST_CASE("32-bit exponentials draw a thin tail with its mass, 24-bit ones do not") {
     const double n = 151935, mass = 1e-3, ratio = (mass / n) / (1 - mass);
     // number of k in [0, 2^bits) with E(k) < x, by bisection over the monotone map

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// The first lines of docs/data.md: a set is written, read, evaluated with the bits of the same cache in memory, and read
-// by numpy with the page's ten lines. What surogate's files hold is converted to a set.
+// The first lines of docs/data.md: a set is written, read, evaluated with the bits of the same cache in memory, and
+// read by numpy with the page's ten lines. What surogate's files hold is converted to a set.
 #include "data/support.hpp"
 #include "support/compiled/support.hpp"
 

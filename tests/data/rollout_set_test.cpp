@@ -191,7 +191,7 @@ index_t resident_kib() {
 
 } // namespace
 
-// --- parts --------------------------------------------------------------------------------------------------------------
+// --- parts -----------------------------------------------------------------------------------------------------------
 
 TEST_CASE("CRC-32C is that of RFC 3720, by table, instruction, pieces and blocks") {
     CHECK(data::crc32c("123456789") == 0xE3069283u);
@@ -359,7 +359,7 @@ TEST_CASE("an order is a bijection, of seed and epoch alone") {
     for (const int count : last) CHECK(std::abs(count - 400) < 90);
 }
 
-// --- round trips --------------------------------------------------------------------------------------------------------
+// --- round trips -----------------------------------------------------------------------------------------------------
 
 TEST_CASE("every kind of cache comes back bit for bit") {
     using id = std::int32_t;
@@ -440,7 +440,7 @@ TEST_CASE("neighbours in a shard are read where they lie") {
     CHECK(all.tokens().data + 5 == one.tokens().data);
 }
 
-// --- orders -------------------------------------------------------------------------------------------------------------
+// --- orders ----------------------------------------------------------------------------------------------------------
 
 TEST_CASE("ranks share an epoch; any number of readers gives the same; a place goes on") {
     const folder dir;
@@ -565,7 +565,7 @@ TEST_CASE("threads read one set at once") {
     for (std::size_t i = 0; i < 60; ++i) CHECK(got[i % 4].at(i / 4) == float(reader.next_numbers().at(0)));
 }
 
-// --- crashes and damage -------------------------------------------------------------------------------------------------
+// --- crashes and damage ----------------------------------------------------------------------------------------------
 
 TEST_CASE("a writer that was killed leaves what it had indexed, and another goes on to the same files") {
     const folder dir;

@@ -62,7 +62,7 @@ inline std::vector<std::string> files_of(const std::string& path) {
     return names;
 }
 
-// --- caches of random bits ----------------------------------------------------------------------------------------------
+// --- caches of random bits -------------------------------------------------------------------------------------------
 
 /// The members of a cache: f(view) of those that go by rows, f(view, offsets) of lines of entries.
 template <class Id, class L, class F>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
 //
-// Deltas of weights: whatever changed comes back to the bit, in place or in other memory; a chain holds and a missed base
-// is named; no flipped bit, cut or crafted body changes weights unseen, and what is refused in place changes none;
+// Deltas of weights: whatever changed comes back to the bit, in place or in other memory; a chain holds and a missed
+// base is named; no flipped bit, cut or crafted body changes weights unseen, and what is refused in place changes none;
 // checksums by their definition; sizes and memory.
 #include "support/generators.hpp"
 #include "support/property.hpp"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The drafter's losses: -log Σ min(p, q) against the textbook's sum and its central differences, on both engines, in double and
-// float, from equal rows to rows that share e^-10000 and nothing; its sums with a KL, on supports and buckets; and the weights of
-// a draft's rows, which are the derivatives of the expected accepted length.
+// The drafter's losses: -log Σ min(p, q) against the textbook's sum and its central differences, on both engines, in
+// double and float, from equal rows to rows that share e^-10000 and nothing; its sums with a KL, on supports and
+// buckets; and the weights of a draft's rows, which are the derivatives of the expected accepted length.
 #include "backends/both_engines.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"
@@ -30,7 +30,8 @@ namespace {
 
 constexpr float none = -std::numeric_limits<float>::infinity();
 
-/// d(-log Σ min(p, q))/dz, at temperature 1/inv; where p = q half of either side. undecided: the mass whose side rounding decides.
+/// d(-log Σ min(p, q))/dz, at temperature 1/inv; where p = q half of either side. undecided: the mass whose side
+/// rounding decides.
 struct exact_row {
     real value = 0;
     std::vector<real> dz;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Divergences chosen at run time, as estimators of dense rows and of supports: the bits of the static form, and its sentences.
-// optimise: no
+// Divergences chosen at run time, as estimators of dense rows and of supports: the bits of the static form, and its
+// sentences. optimise: no
 #include <string>
 #include <vector>
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Estimators chosen at run time: the same bits as the static form for every objective, surrogate and baseline, row by row; every pair of
-// an objective and a surrogate on both engines against that row and a pullback in double; refusals in the static form's sentences; the
-// tables are whole.
+// Estimators chosen at run time: the same bits as the static form for every objective, surrogate and baseline, row by
+// row; every pair of an objective and a surrogate on both engines against that row and a pullback in double; refusals
+// in the static form's sentences; the tables are whole.
 #include "backends/both_engines.hpp"
 #include "support/drawn.hpp"
 

@@ -2,8 +2,9 @@
 // build: sanitize
 // optimise: no
 //
-// compressed.hpp against the definitions in float64, by Jacobi's SVD of the matrices themselves: what each choice of directions leaves
-// out, that no other leaves out less by its measure, exactness at full rank; calibration against its formulas, however rows come.
+// compressed.hpp against the definitions in float64, by Jacobi's SVD of the matrices themselves: what each choice of
+// directions leaves out, that no other leaves out less by its measure, exactness at full rank; calibration against its
+// formulas, however rows come.
 #include "support/property.hpp"
 
 #include <Eigen/SVD>
@@ -43,7 +44,8 @@ using floats = std::vector<float>;
 using matrix = Eigen::MatrixXd;
 using numbers = Eigen::VectorXd;
 
-/// A teacher whose states lie in a few directions of falling size, with a mean, and whose head has some rows that are likelier.
+/// A teacher whose states lie in a few directions of falling size, with a mean, and whose head has some rows that are
+/// likelier.
 struct world {
     index_t n, v, d;
     floats h, w, bias;
@@ -172,7 +174,8 @@ TEST_CASE("all three are exact at full rank") {
             const codec c = make_codec(threads, *s, t.head(), r);
             floats codes(std::size_t(t.n * r));
             encode(threads, c, t.source().x, view(codes.data(), t.n, r));
-            // float32: a logit is a sum of r products whose first factors are sums of D; each number is rounded once, each sum once a term
+            // float32: a logit is a sum of r products whose first factors are sums of D; each number is rounded once,
+            // each sum once a term
             const matrix z = t.heads() * t.states().transpose(), again = remade(c) * t.states().transpose();
             const matrix size = world::as_double(c.decoder, v, r).cwiseAbs() *
                                 (world::as_double(c.encoder, r, d).cwiseAbs() * t.states().transpose().cwiseAbs());
@@ -555,11 +558,13 @@ TEST_CASE("the page's call") {
     cpu_backend backend;
     // clang-format off
     thread_team threads(2);
-    calibration seen(V, D);                                         // once, on prefixes like those to come, batch by batch
+    calibration seen(V, D);                                         // once, on prefixes like those to come, batch by
+                                                                    // batch
     seen.add(threads, teacher::hidden{view(h, N, D), view(w, V, D)});
     const codec c = make_codec(threads, reweighted_svd(threads, view(w, V, D), seen), view(w, V, D), r);
 
-    encode(threads, c, view(new_h, M, D), view(codes, M, r));       // where the teacher runs: r numbers a token are sent
+    encode(threads, c, view(new_h, M, D), view(codes, M, r));       // where the teacher runs: r numbers a token are
+                                                                    // sent
 
     const teacher::hidden theirs{view(codes, M, r), c.decoder_view()}; // where the student learns
     const auto result = evaluate(backend, student, theirs, reverse_kl{});

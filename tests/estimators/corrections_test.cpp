@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Corrections for training-inference mismatch (docs/estimators/corrections.md). The world is a tree of all sequences of three tokens of
-// a vocabulary of four, each prefix with its own p, p_old, mu and advantages, so that every expectation is a finite sum. Each preset
-// is compared with its source's formula, written here from that source in plain loops over doubles: loss, c, what is rejected, token by
-// token (1e-12), and the mean over all draws with its gradient through `evaluate` (1e-10).
+// Corrections for training-inference mismatch (docs/estimators/corrections.md). The world is a tree of all sequences of
+// three tokens of a vocabulary of four, each prefix with its own p, p_old, mu and advantages, so that every expectation
+// is a finite sum. Each preset is compared with its source's formula, written here from that source in plain loops over
+// doubles: loss, c, what is rejected, token by token (1e-12), and the mean over all draws with its gradient through
+// `evaluate` (1e-10).
 #include "support/drawn.hpp"
 
 #include <algorithm>
@@ -92,7 +93,7 @@ struct tree {
     }
 };
 
-// --- their side: one sequence in, loss, c and mask out ---------------------------------------------------------------------
+// --- their side: one sequence in, loss, c and mask out ---------------------------------------------------------------
 
 struct seq {
     vec p, old, mu, a; // log-probs of the tokens, advantages
@@ -148,9 +149,9 @@ theirs vexact(int k, bool of_ppo_ratio, bool tis_too, bool train) {
         return out;
     };
 }
-/// verl: rollout_is {"", token, sequence} with an upper threshold or a band; rollout_rs {"", seq_sum_k1, seq_mean_k1, seq_mean_k3}
-/// with "lo_hi" of k1 compared as log lo <= -log r <= log hi, or an upper bound of k3; bypass with PPO or REINFORCE: then the ratio is
-/// of now.
+/// verl: rollout_is {"", token, sequence} with an upper threshold or a band; rollout_rs {"", seq_sum_k1, seq_mean_k1,
+/// seq_mean_k3} with "lo_hi" of k1 compared as log lo <= -log r <= log hi, or an upper bound of k3; bypass with PPO or
+/// REINFORCE: then the ratio is of now.
 theirs verl(const std::string& is, double low, double high, const std::string& rs, double rs_low, double rs_high,
             bool bypass = false, bool reinforce = false) {
     return [=](const seq& s) {
@@ -229,8 +230,8 @@ theirs nemo(const std::string& type, double low, double high) {
         return out;
     };
 }
-/// ms-swift: rollout_importance_sampling_mode, threshold 2; a sequence's ratio is the geometric mean, and its mask multiplies the
-/// tokens' own ratios.
+/// ms-swift: rollout_importance_sampling_mode, threshold 2; a sequence's ratio is the geometric mean, and its mask
+/// multiplies the tokens' own ratios.
 theirs swift(bool sequence, bool mask) {
     return [=](const seq& s) {
         answer out = ppo(s, s.old);
@@ -332,7 +333,7 @@ const std::map<std::string, theirs>& formulas() {
     return all;
 }
 
-// --- our side -----------------------------------------------------------------------------------------------------------------
+// --- our side --------------------------------------------------------------------------------------------------------
 
 any_surrogate of_preset(const correction_preset& p) {
     any_surrogate s;

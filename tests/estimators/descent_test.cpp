@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// What estimators of drawn tokens descend, by exact enumeration: every divergence and every shape of the log-ratio has the gradient of
-// the divergence that it says, at any staleness, and its value; every baseline leaves the mean alone; each composition does what its
-// traits say, and where they say bias, the bias shows.
+// What estimators of drawn tokens descend, by exact enumeration: every divergence and every shape of the log-ratio has
+// the gradient of the divergence that it says, at any staleness, and its value; every baseline leaves the mean alone;
+// each composition does what its traits say, and where they say bias, the bias shows.
 #include "support/drawn.hpp"
 #include "support/property.hpp"
 #include "support/textbook.hpp"

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// Designs that state their weights, by enumeration: the mean over all that a design can draw of the sampled loss and gradient is the
-// dense ones, at any staleness, to 1e-10. Head + tail: every sequence of tail draws. Gumbel top-m: every order of ids, and the
-// threshold by quadrature over its law given the order, a sum of exponentials (Rényi).
+// Designs that state their weights, by enumeration: the mean over all that a design can draw of the sampled loss and
+// gradient is the dense ones, at any staleness, to 1e-10. Head + tail: every sequence of tail draws. Gumbel top-m:
+// every order of ids, and the threshold by quadrature over its law given the order, a sum of exponentials (Rényi).
 #include "support/generators.hpp"
 #include "support/property.hpp"
 
@@ -178,7 +178,8 @@ TEST_CASE("Gumbel top-m is unbiased: every order, quadrature over the threshold,
                     order.pop_back();
                 }
             } else {
-                // density of Σ E_k / rate_k: Σ_k rate_k e^(-rate_k t) Π_{i≠k} rate_i / (rate_i - rate_k); t = e^(π/2 sinh x)
+                // density of Σ E_k / rate_k: Σ_k rate_k e^(-rate_k t) Π_{i≠k} rate_i / (rate_i - rate_k); t = e^(π/2
+                // sinh x)
                 const double step = 1. / 32;
                 for (int i = -112; i <= 112; ++i) {
                     const double x = i * step, t = std::exp(1.5707963267948966 * std::sinh(x));

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// The divergences' formulas: the row programs against the textbook's sums over p and q, and their gradients against central
-// differences of those sums, through the naive backend (programs unanchored) and through the CPU backend with double as
-// number type (programs anchored).
+// The divergences' formulas: the row programs against the textbook's sums over p and q, and their gradients against
+// central differences of those sums, through the naive backend (programs unanchored) and through the CPU backend with
+// double as number type (programs anchored).
 #include "support/compiled/dense_double.hpp"
 #include "support/generators.hpp"
 #include "support/naive_backend.hpp"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// Student logits of -inf, as a filter leaves them, under every estimator and every element type: the loss is a number, dz is
-// a number everywhere, exactly 0 at -inf (entries of a cache aside), and sums to 0 over the row.
+// Student logits of -inf, as a filter leaves them, under every estimator and every element type: the loss is a number,
+// dz is a number everywhere, exactly 0 at -inf (entries of a cache aside), and sums to 0 over the row.
 #include "support/compiled/dense.hpp"
 #include "support/compiled/sampled.hpp"
 #include "support/compiled/support.hpp"
@@ -83,7 +83,8 @@ struct filtered_rows {
                     return "dz " + std::to_string(v) + " is " + std::to_string(g) + " where the logit is -inf";
                 sum += g, size += std::abs(g);
             }
-            // a stored gradient is rounded to its type, half's smallest number being 2^-24; float lanes carry an ulp of 1
+            // a stored gradient is rounded to its type, half's smallest number being 2^-24; float lanes carry an ulp of
+            // 1
             const double eps = sizeof(T) == 2 ? 0x1p-8 : (sizeof(T) == 4 ? 1e-6 : 1e-13);
             const double least = sizeof(T) == 2 ? 0x1p-25 * double(vocab) : (sizeof(T) == 4 ? 1e-6 : 1e-13);
             if (!(std::abs(sum) <= eps * size + least + 1e-6 * double(sizeof(T) == 2)))

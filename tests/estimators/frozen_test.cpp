@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Two passes over a batch: a table of log p, a fit over all of it, and `evaluate` with what the fit froze (docs/concepts/frozen.md).
-// On the CPU backend and on the GPU's rows.
+// Two passes over a batch: a table of log p, a fit over all of it, and `evaluate` with what the fit froze
+// (docs/concepts/frozen.md). On the CPU backend and on the GPU's rows.
 #include "backends/host_run.hpp"
 #include "support/property.hpp"
 
@@ -16,8 +16,8 @@
 
 namespace own {
 
-/// Drops the tokens with the largest (log p - log mu)² until the mean over the others is at most `bound`: the second moment of the
-/// whole batch, whatever micro-batches it comes in.
+/// Drops the tokens with the largest (log p - log mu)² until the mean over the others is at most `bound`: the second
+/// moment of the whole batch, whatever micro-batches it comes in.
 struct second_moment_fit {
     double bound;
     std::vector<double> squares = {};

@@ -2,8 +2,8 @@
 // optimise: no
 //
 // The log-sum-exp as a double, returned by one call and given to another, for every kind of cache and at offsets of the
-// logits up to 1e4: nothing is lost to its rounding. At unchanged weights every ratio is exactly 1, whether the second call
-// sweeps the row or is given its log-sum-exp; gradients are the long-double ones of the logits as they are stored.
+// logits up to 1e4: nothing is lost to its rounding. At unchanged weights every ratio is exactly 1, whether the second
+// call sweeps the row or is given its log-sum-exp; gradients are the long-double ones of the logits as they are stored.
 #include "support/compiled/dense.hpp"
 #include "support/compiled/sampled.hpp"
 #include "support/compiled/support.hpp"

@@ -2,8 +2,9 @@
 // build: whole-sanitize
 // optimise: no
 //
-// Heads for the processor's matrix tiles, the tiles here being the manual's in plain arithmetic (backends.amx holds the processor's against
-// them): logits against float64, the same bits however the work is cut, and calls on them beside calls on the same numbers without tiles.
+// Heads for the processor's matrix tiles, the tiles here being the manual's in plain arithmetic (backends.amx holds the
+// processor's against them): logits against float64, the same bits however the work is cut, and calls on them beside
+// calls on the same numbers without tiles.
 #include "support/hidden_exact.hpp"
 #include "support/plain_tiles.hpp"
 #include "support/property.hpp"
@@ -92,8 +93,9 @@ void check_logits() {
                 const double product = double(s.x[std::size_t(r * d + k)]) * double(s.w[std::size_t(i * d + k)]);
                 exact += product, size += std::abs(product);
             }
-            // a chain of 16 products, two of them added, then a sum for every 32 columns and products of parts (six of three by three):
-            // each rounds by half an ulp at most; of three by three parts 2^-21 of a product is left out
+            // a chain of 16 products, two of them added, then a sum for every 32 columns and products of parts (six of
+            // three by three): each rounds by half an ulp at most; of three by three parts 2^-21 of a product is left
+            // out
             const double sums = double(d) / 32 * (parts == 9 ? 6 : parts) + 20;
             RC_ASSERT(std::abs(double(z[std::size_t(r * v + i)]) - exact) <=
                       size * (0x1p-24 * sums + (parts == 9 ? 0x1p-21 : 0)));

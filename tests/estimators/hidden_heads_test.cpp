@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// Heads that are no view of W: with an update of low rank, which must be the wider head [W, B] on [x, u] bit for bit and W + scale·B A in
-// float64; and of a user's own, quantised, which must be what its floats are.
+// Heads that are no view of W: with an update of low rank, which must be the wider head [W, B] on [x, u] bit for bit
+// and W + scale·B A in float64; and of a user's own, quantised, which must be what its floats are.
 #include "support/hidden_sides.hpp"
 #include "support/property.hpp"
 
@@ -148,8 +148,8 @@ void check_update(const side& s, const update& m, const floats& z, const floats&
     CHECK(distance(g.a, a) < 4e-6);
 }
 
-/// The call with an update against that on logits and that with the wider head; budgets, tiles and threads change no bit, nor does an arena
-/// of just the bytes that are asked for.
+/// The call with an update against that on logits and that with the wider head; budgets, tiles and threads change no
+/// bit, nor does an arena of just the bytes that are asked for.
 template <class Estimator, class Teacher>
 void compare_update(const side& s, const update& m, const Teacher& teacher, const Estimator& estimator, env e = {}) {
     const side wide = m.wide(s);

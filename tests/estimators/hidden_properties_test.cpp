@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What must hold of losses from hidden states: dense, a support of all ids, kept sets of all ids and head + tail with h = V are one gradient;
-// its error against float64 from the states on; micro-batches change rounding, contents of masked rows nothing.
+// What must hold of losses from hidden states: dense, a support of all ids, kept sets of all ids and head + tail with h
+// = V are one gradient; its error against float64 from the states on; micro-batches change rounding, contents of masked
+// rows nothing.
 #include "support/hidden_exact.hpp"
 #include "support/property.hpp"
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Rows that are not plain, from hidden states: in float64, infinite, clamped, measured, selected, weighted, of a frozen batch; all as of logits.
+// Rows that are not plain, from hidden states: in float64, infinite, clamped, measured, selected, weighted, of a frozen
+// batch; all as of logits.
 #include "support/hidden_sides.hpp"
 #include "support/property.hpp"
 

@@ -2,7 +2,8 @@
 // build: whole-sanitize
 // optimise: no
 //
-// Scores and draws from hidden states: every output has the bits that the materialised logits give, whatever the budget and the threads.
+// Scores and draws from hidden states: every output has the bits that the materialised logits give, whatever the budget
+// and the threads.
 #include "support/hidden_sides.hpp"
 #include "support/property.hpp"
 

@@ -2,8 +2,9 @@
 // build: sanitize
 // optimise: no
 //
-// Hidden states in every call that takes logits: other vocabularies in one bucket, supports and kept sets of which few logits are made,
-// scores and draws; what rows may be (float64, infinite, clamped, selected, frozen); the bits of the same call on materialised logits.
+// Hidden states in every call that takes logits: other vocabularies in one bucket, supports and kept sets of which few
+// logits are made, scores and draws; what rows may be (float64, infinite, clamped, selected, frozen); the bits of the
+// same call on materialised logits.
 #include "support/hidden_sides.hpp"
 #include "support/property.hpp"
 

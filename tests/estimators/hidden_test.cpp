@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: always
 //
-// student::hidden and teacher::hidden against the same call on materialised logits: equal bits where the products are the same, naive
-// float64 for gradients of hidden states and head; budgets and threads change nothing.
+// student::hidden and teacher::hidden against the same call on materialised logits: equal bits where the products are
+// the same, naive float64 for gradients of hidden states and head; budgets and threads change nothing.
 #include "support/hidden_sides.hpp"
 #include "support/property.hpp"
 

@@ -2,8 +2,8 @@
 // build: sanitize
 // optimise: no
 //
-// The share of a support's ids that another list holds: against counting by hand, matrices and ragged lines alike; what is bad, what is
-// refused.
+// The share of a support's ids that another list holds: against counting by hand, matrices and ragged lines alike; what
+// is bad, what is refused.
 #include "support/generators.hpp"
 #include "support/property.hpp"
 

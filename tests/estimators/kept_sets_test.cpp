@@ -2,9 +2,10 @@
 // build: sanitize
 // optimise: no
 //
-// Tokens drawn under a filter, with the sets that it kept: by enumeration the gradient is that of the divergence on the set, at any
-// staleness; K = V is the plain call; from draw's own columns every ratio has mean 1, and without the sets it has not; raw log-probs;
-// what is bad and what is refused; log p on the sets, and the passes over a batch that read it. On both engines.
+// Tokens drawn under a filter, with the sets that it kept: by enumeration the gradient is that of the divergence on the
+// set, at any staleness; K = V is the plain call; from draw's own columns every ratio has mean 1, and without the sets
+// it has not; raw log-probs; what is bad and what is refused; log p on the sets, and the passes over a batch that read
+// it. On both engines.
 #include "backends/both_engines.hpp"
 #include "support/drawn.hpp"
 #include "support/property.hpp"

@@ -2,8 +2,9 @@
 // build: sanitize
 // optimise: no
 //
-// Vocabularies of different size with one bucket for what lies beyond: against the tail bucket over all common ids, in double, which is the
-// same sum found another way; with equal sizes every bit of the dense divergence; both engines; what is bad and what is refused.
+// Vocabularies of different size with one bucket for what lies beyond: against the tail bucket over all common ids, in
+// double, which is the same sum found another way; with equal sizes every bit of the dense divergence; both engines;
+// what is bad and what is refused.
 #include "backends/both_engines.hpp"
 #include "support/generators.hpp"
 #include "support/property.hpp"

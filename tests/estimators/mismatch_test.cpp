@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Figures of training-inference mismatch against sums of their formulas; the same from any cut; quantiles against the sorted values.
+// Figures of training-inference mismatch against sums of their formulas; the same from any cut; quantiles against the
+// sorted values.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// Estimators over entries that the library does not have, written here alone (docs/concepts/entries.md shows them), on the CPU
-// backend and on the GPU's rows: one of drawn tokens, in expectation over every token; one of a support, against central
-// differences. And `through_softmax` on rows of every look.
+// Estimators over entries that the library does not have, written here alone (docs/concepts/entries.md shows them), on
+// the CPU backend and on the GPU's rows: one of drawn tokens, in expectation over every token; one of a support,
+// against central differences. And `through_softmax` on rows of every look.
 #include "backends/host_run.hpp"
 #include "support/generators.hpp"
 #include "support/property.hpp"
@@ -17,8 +17,8 @@
 
 namespace own {
 
-/// Mean of ½ (log p - log q)² over tokens drawn from the student itself: c = log p - log q, whose mean gradient is that of
-/// reverse KL at the prefix.
+/// Mean of ½ (log p - log q)² over tokens drawn from the student itself: c = log p - log q, whose mean gradient is that
+/// of reverse KL at the prefix.
 struct squared_log_ratio {
     static constexpr opd::cache_kind takes = opd::cache_kind::samples;
     OPD_HD opd::entry_row row(opd::sampled_entry* e, int m, opd::entry_facts, opd::diagnostics& d) const {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// Passes over a whole batch, against their algorithms as written down: M2PO and its two variants, GSPO's sequence ratios, credit,
-// group-relative advantages, whitening; that the gradient is the same however the batch is cut; what is refused.
+// Passes over a whole batch, against their algorithms as written down: M2PO and its two variants, GSPO's sequence
+// ratios, credit, group-relative advantages, whitening; that the gradient is the same however the batch is cut; what is
+// refused.
 #include "support/generators.hpp"
 #include "support/property.hpp"
 

@@ -2,8 +2,9 @@
 // build: sanitize
 // optimise: no
 //
-// Supports that differ in length from row to row: bit for bit the support filled up with -1, for every estimator of a support and for
-// sparse gradients, on both engines, whatever the rows hold; what is refused, and what a device finds for itself.
+// Supports that differ in length from row to row: bit for bit the support filled up with -1, for every estimator of a
+// support and for sparse gradients, on both engines, whatever the rows hold; what is refused, and what a device finds
+// for itself.
 #include "backends/both_engines.hpp"
 #include "support/generators.hpp"
 #include "support/property.hpp"

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// Weights of rows and tokens by the rules of 2026, and a teacher's stream of versions: numbers by hand, definitions by brute force.
+// Weights of rows and tokens by the rules of 2026, and a teacher's stream of versions: numbers by hand, definitions by
+// brute force.
 #include "support/property.hpp"
 #include "support/refusal.hpp"
 #include "support/textbook.hpp"

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// Sampled reverse KL by exact enumeration: every tuple of m draws from mu at small V, every interval of the systematic offset for
-// threshold(B). The mean of the gradients equals the dense gradient where an estimator claims to be unbiased, and must not
-// where it is biased (negative controls). What each surrogate descends, and its c against differences in log p.
+// Sampled reverse KL by exact enumeration: every tuple of m draws from mu at small V, every interval of the systematic
+// offset for threshold(B). The mean of the gradients equals the dense gradient where an estimator claims to be
+// unbiased, and must not where it is biased (negative controls). What each surrogate descends, and its c against
+// differences in log p.
 #include "support/compiled/dense.hpp"
 #include "support/compiled/dense_double.hpp"
 #include "support/compiled/sampled.hpp"

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// Selectors: a row weighed by what the call finds out is the row with that weight in env.weights, the facts computed in float64; a sum of
-// two divergences is the sum of their calls; EOPD row by row; what is left out, what is bad, what is refused. On both engines.
+// Selectors: a row weighed by what the call finds out is the row with that weight in env.weights, the facts computed in
+// float64; a sum of two divergences is the sum of their calls; EOPD row by row; what is left out, what is bad, what is
+// refused. On both engines.
 #include "backends/both_engines.hpp"
 #include "support/distribution.hpp"
 #include "support/generators.hpp"

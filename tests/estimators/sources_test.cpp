@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Sources of rows that the library does not have, written here alone (docs/concepts/source.md shows them): a vocabulary in shards,
-// and a teacher kept as hidden states. Tiles change no bit of the CPU's results.
+// Sources of rows that the library does not have, written here alone (docs/concepts/source.md shows them): a vocabulary
+// in shards, and a teacher kept as hidden states. Tiles change no bit of the CPU's results.
 #include "backends/host_run.hpp"
 #include "support/property.hpp"
 

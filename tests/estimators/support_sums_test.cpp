@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Sums over a support alone: the generalised divergences and the biased ones, against their textbook sums and central differences, on
-// both engines; that the former are divergences on the support and the latter are not; reweighting; what is refused.
+// Sums over a support alone: the generalised divergences and the biased ones, against their textbook sums and central
+// differences, on both engines; that the former are divergences on the support and the latter are not; reweighting;
+// what is refused.
 #include "backends/both_engines.hpp"
 #include "support/generators.hpp"
 #include "support/property.hpp"

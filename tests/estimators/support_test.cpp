@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// Divergences on a support: against the textbook's sums over the support (renormalised) and over support + one bucket, with
-// gradients by central differences; k = V is the dense call; the blind part of a tail bucket is what the chain rule of KL says;
-// the sparse gradient is the dense one on the ids.
+// Divergences on a support: against the textbook's sums over the support (renormalised) and over support + one bucket,
+// with gradients by central differences; k = V is the dense call; the blind part of a tail bucket is what the chain
+// rule of KL says; the sparse gradient is the dense one on the ids.
 #include "support/compiled/dense.hpp"
 #include "support/compiled/dense_double.hpp"
 #include "support/compiled/support.hpp"

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// Surrogates one token at a time: c is the derivative of the loss in log p with what is stopped held fixed, kinks kept away from by
-// construction; the tables of what each clip cuts; a ratio exactly on a bound; flags; what validate() refuses.
+// Surrogates one token at a time: c is the derivative of the loss in log p with what is stopped held fixed, kinks kept
+// away from by construction; the tables of what each clip cuts; a ratio exactly on a bound; flags; what validate()
+// refuses.
 #include "support/generators.hpp"
 #include "support/property.hpp"
 

@@ -2,8 +2,8 @@
 // build: whole-sanitize
 // optimise: no
 //
-// A vocabulary in shards beyond dense logits: supports and drawn tokens whose ids lie in some shard, hidden states whose head lies in shards,
-// the call as its page has it, and what is refused.
+// A vocabulary in shards beyond dense logits: supports and drawn tokens whose ids lie in some shard, hidden states
+// whose head lies in shards, the call as its page has it, and what is refused.
 #include "support/compiled/sampled.hpp"
 #include "support/compiled/support.hpp"
 #include "support/generators.hpp"
@@ -62,7 +62,8 @@ exchanged agrees(const buffers<float>& b, const Cache& cache, const Estimator& e
     }
     CHECK(near(got.loss, want.loss, size));
     for (index_t r = 0; r < b.p.rows; ++r) {
-        // a drawn token's log p, of up to some 16 nats, is rounded to float in both; the log-sum-exps differ, so by a unit in the last place
+        // a drawn token's log p, of up to some 16 nats, is rounded to float in both; the log-sum-exps differ, so by a
+        // unit in the last place
         double top = 0, log_p = 1;
         for (index_t v = 0; v < b.p.vocab; ++v) {
             top = std::max(top, std::abs(double(whole.dz_view()(r, v))));
@@ -236,7 +237,8 @@ struct hidden_answer {
     floats dx, dw, db;
     exchanged said;
 };
-/// Ranks of a head in shards; dx is added up as an all-reduce would. `known`: the rank's teacher; `rows`: of a block, 0: all.
+/// Ranks of a head in shards; dx is added up as an all-reduce would. `known`: the rank's teacher; `rows`: of a block,
+/// 0: all.
 template <class Known, class Estimator>
 hidden_answer in_shards(side s, const Known& known, const Estimator& estimator, const std::vector<index_t>& cuts,
                         index_t rows, env e = {}, bool threads = false) {
@@ -481,7 +483,8 @@ TEST_CASE("the page's call") {
         float* own_dz = gradient.data() + first;
         cpu_backend backend;
         // clang-format off
-        auto call = vocab_parallel(backend, {.first = first, .total = v}, // this rank has the ids [first, first + count)
+        auto call = vocab_parallel(backend, {.first = first, .total = v}, // this rank has the ids [first, first +
+                                                                          // count)
                                    student::logits{view(own_z, n, count, v), view(own_dz, n, count, v)},
                                    teacher::dense{view(own_y, n, count, v)}, jsd{});
         while (call.local()) {                                            // sums over its own ids

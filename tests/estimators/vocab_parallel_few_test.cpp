@@ -2,8 +2,9 @@
 // build: sanitize
 // optimise: no
 //
-// A vocabulary in shards, of losses that read few ids: renormalised supports and tokens drawn under a filter. Ranks tell
-// each other the logits of these ids, so every rank computes what one rank would: the same bits, whatever the split.
+// A vocabulary in shards, of losses that read few ids: renormalised supports and tokens drawn under a filter. Ranks
+// tell each other the logits of these ids, so every rank computes what one rank would: the same bits, whatever the
+// split.
 #include "support/generators.hpp"
 #include "support/property.hpp"
 #include "support/shards.hpp"

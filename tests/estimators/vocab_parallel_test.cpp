@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: always
 //
-// Divergences over a vocabulary in 1 to 7 shards of any size, empty ones among them: against float64, within the bounds that one rank is held
-// to, so that a split differs from the whole by at most twice those. Every rank decides, counts and reports the same bits.
+// Divergences over a vocabulary in 1 to 7 shards of any size, empty ones among them: against float64, within the bounds
+// that one rank is held to, so that a split differs from the whole by at most twice those. Every rank decides, counts
+// and reports the same bits.
 #include "support/accuracy.hpp"
 #include "support/compiled/dense.hpp"
 #include "support/generators.hpp"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// opd_evaluate with structs of a caller who knows little: any kind, type, shape, step, name, number and null pointer. It answers with a
-// result, and where that is an error other than bad or infinite rows, every output is as it was. Each tensor has memory of its own, as much
-// as its shape and steps reach, so that a read or write beyond is seen.
+// opd_evaluate with structs of a caller who knows little: any kind, type, shape, step, name, number and null pointer.
+// It answers with a result, and where that is an error other than bad or infinite rows, every output is as it was. Each
+// tensor has memory of its own, as much as its shape and steps reach, so that a read or write beyond is seen.
 #include <algorithm>
 #include <cstring>
 #include <limits>

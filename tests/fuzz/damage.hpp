@@ -34,8 +34,8 @@ inline void damage(choices& c, std::string& bytes) {
     }
 }
 
-/// Numbers changed where they stand: the length stays, so all that follows is still read as what it was. Most edits move a
-/// byte by little, since most fields are small numbers that refer to one another.
+/// Numbers changed where they stand: the length stays, so all that follows is still read as what it was. Most edits
+/// move a byte by little, since most fields are small numbers that refer to one another.
 inline void nudge(choices& c, std::string& bytes) {
     for (std::int64_t edits = 1 + c.below(6); edits > 0 && !bytes.empty(); --edits) {
         const auto at = static_cast<std::size_t>(c.bytes(2) % bytes.size());

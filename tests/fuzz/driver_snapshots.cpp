@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The readers of snapshots of the drivers: virtual time with simulated and with real stages, and what the driver on threads
-// starts from. Numbers in snapshots of running worlds are changed, the drivers' and, within, the scheduler's; both are sealed
-// again. Either a snapshot is refused by invalid_input, or the run goes on, ends or says what is wrong.
+// The readers of snapshots of the drivers: virtual time with simulated and with real stages, and what the driver on
+// threads starts from. Numbers in snapshots of running worlds are changed, the drivers' and, within, the scheduler's;
+// both are sealed again. Either a snapshot is refused by invalid_input, or the run goes on, ends or says what is wrong.
 #include "fuzz/damage.hpp"
 #include "fuzz/player.hpp"
 #include "opd/sched/simulated_cluster.hpp"

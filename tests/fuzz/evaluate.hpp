@@ -7,8 +7,9 @@
 //   with 1 and with 3 threads it does the same, to the bit
 //   where the numbers are moderate every gradient is finite, and every row of a dense gradient sums to 0 (`row_sum_bound`)
 //
-// Moderate: finite logits and -inf on either side, |logit| up to 1,000, any temperature that is taken, with log-probs of the
-// cache that are those of some teacher. Of sampled losses only those whose ratios stay within e^30 are asked to be finite.
+// Moderate: finite logits and -inf on either side, |logit| up to 1,000, any temperature that is taken, with log-probs
+// of the cache that are those of some teacher. Of sampled losses only those whose ratios stay within e^30 are asked to
+// be finite.
 #pragma once
 
 #include <algorithm>
@@ -82,8 +83,9 @@ smallest_of() { // of what is stored, half a step of it is lost an entry; the ba
     return std::is_same_v<T, half> ? 0x1p-24 : std::is_same_v<T, double> ? 0x1p-1022 : 0x1p-126;
 }
 
-/// How far a gradient row may be from summing to 0: `units` eps·Σ|dz| of the type it is stored in. Where p is nearly q, c itself is
-/// the difference of numbers as large as the scaled logits: their rounding, eps of the arithmetic each, counts too, by p.
+/// How far a gradient row may be from summing to 0: `units` eps·Σ|dz| of the type it is stored in. Where p is nearly q,
+/// c itself is the difference of numbers as large as the scaled logits: their rounding, eps of the arithmetic each,
+/// counts too, by p.
 template <class G, class Z>
 double row_sum_bound(double sum_of_magnitudes, double factor, double range, index_t cols, double units = 8) {
     const double arithmetic = epsilon_of<arithmetic_t<Z>>();
@@ -306,8 +308,9 @@ outcome try_call(Call&& call) {
     return o;
 }
 
-/// Runs the call with one thread and with three in memory of their own and looks at both. `logits`: the student's; `inputs`:
-/// blocks that are only read; `call(backend, z, dz, surroundings)` does it. Returns the first run's outcome and gradient.
+/// Runs the call with one thread and with three in memory of their own and looks at both. `logits`: the student's;
+/// `inputs`: blocks that are only read; `call(backend, z, dz, surroundings)` does it. Returns the first run's outcome
+/// and gradient.
 template <class Z, class G, class Call>
 std::pair<outcome, block<G>> checked(const block<Z>& z, const block<G>& dz, bool in_place, index_t zeroed,
                                      const surroundings& s, Call&& call) {
@@ -348,8 +351,8 @@ std::pair<outcome, block<G>> checked(const block<Z>& z, const block<G>& dz, bool
     return *first;
 }
 
-/// The sum of each row of a gradient, and that it is finite. `c_sizes`: what else cancels in a row, Σ |c|, where slopes are many
-/// times what is left of them.
+/// The sum of each row of a gradient, and that it is finite. `c_sizes`: what else cancels in a row, Σ |c|, where slopes
+/// are many times what is left of them.
 template <class G, class Z>
 void check_rows(const block<G>& dz, const block<Z>& z, const surroundings& s, float temperature, index_t cols,
                 double slope, double teacher_range = 0, double units = 8, const std::vector<double>& c_sizes = {}) {

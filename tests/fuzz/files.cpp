@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The readers of files: checkpoints, sequences in flight, configurations, traces, config.json of transformers. A file that a program would write is damaged by
-// a list of edits and its checksum made to fit again, so that what lies behind it is reached. A reader refuses it with its own
-// kind of error, or what it read is written as the same bytes, or the same configuration, again.
+// The readers of files: checkpoints, sequences in flight, configurations, traces, config.json of transformers. A file
+// that a program would write is damaged by a list of edits and its checksum made to fit again, so that what lies behind
+// it is reached. A reader refuses it with its own kind of error, or what it read is written as the same bytes, or the
+// same configuration, again.
 #include <memory>
 #include <vector>
 
@@ -23,7 +24,7 @@ namespace {
 using namespace opd::fuzz;
 namespace sched = opd::sched;
 
-// --- the trainer --------------------------------------------------------------------------------------------------------
+// --- the trainer -----------------------------------------------------------------------------------------------------
 
 trainer::config some_config(choices& c) {
     trainer::config r;
@@ -158,7 +159,7 @@ void model_config(choices& c) {
         need(key == "torch_dtype" || key == "dtype" || written.at(key) == value, "a key is written as another one");
 }
 
-// --- the schedulers -----------------------------------------------------------------------------------------------------
+// --- the schedulers --------------------------------------------------------------------------------------------------
 
 void trace(choices& c) {
     sched::trace recorded;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a fuzzer's bytes mean: a list of choices, read from the front; past the end every choice is the first one, so that
-// short inputs are simple cases. A property that fails says so and aborts, which the fuzzer takes for a crash.
+// What a fuzzer's bytes mean: a list of choices, read from the front; past the end every choice is the first one, so
+// that short inputs are simple cases. A property that fails says so and aborts, which the fuzzer takes for a crash.
 #pragma once
 
 #include <cmath>

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The readers of snapshots of the scheduler and of the staleness queue. Bytes as they come; and, since the checksum refuses
-// nearly all of those, snapshots of running worlds with numbers changed and sealed again, so that the readers' own checks are
-// reached. Either a snapshot is refused by invalid_input, or what it made keeps every invariant whatever happens to it next.
+// The readers of snapshots of the scheduler and of the staleness queue. Bytes as they come; and, since the checksum
+// refuses nearly all of those, snapshots of running worlds with numbers changed and sealed again, so that the readers'
+// own checks are reached. Either a snapshot is refused by invalid_input, or what it made keeps every invariant whatever
+// happens to it next.
 #include <deque>
 
 #include "fuzz/damage.hpp"

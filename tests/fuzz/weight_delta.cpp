@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Deltas of weights: written of changes that the choices name, damaged, with checksums that do not fit or are made to. What
-// is refused leaves the weights as they were; what is taken gives the version whose checksum the delta names. Also any
-// bytes at all.
+// Deltas of weights: written of changes that the choices name, damaged, with checksums that do not fit or are made to.
+// What is refused leaves the weights as they were; what is taken gives the version whose checksum the delta names. Also
+// any bytes at all.
 #include <cstring>
 #include <string>
 #include <vector>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// An engine, a frame and a team for rows that are compiled and never run: what rows ask of them is declared, nothing of it is done. They
-// lie in a namespace of their own, so that no argument of a call leads to a helper of opd's that the rows' header does not include. Of
-// opd this includes what an engine's numbers and a frame's env need.
+// An engine, a frame and a team for rows that are compiled and never run: what rows ask of them is declared, nothing of
+// it is done. They lie in a namespace of their own, so that no argument of a call leads to a helper of opd's that the
+// rows' header does not include. Of opd this includes what an engine's numbers and a frame's env need.
 #pragma once
 
 #include <cstddef>
@@ -160,7 +160,7 @@ void walk(const Rows& k) {
     k.row(t);
 }
 
-// --- sides and estimators ---------------------------------------------------------------------------------------------------
+// --- sides and estimators --------------------------------------------------------------------------------------------
 
 /// A student that makes the logits of the ids that a row asks for.
 struct made_by_id {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The divergence that scripts/new.sh made: by name it is itself, its value is the formula's that was put among the tests', and its c is
-// that value's derivative.
+// The divergence that scripts/new.sh made: by name it is itself, its value is the formula's that was put among the
+// tests', and its c is that value's derivative.
 #include "support/naive_backend.hpp"
 #include "support/textbook.hpp"
 #include "support/traits.hpp"

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The drafter that scripts/new.sh made: the list knows it, by its name, and what the list makes drafts a tree of at most the depth that
-// was asked for, after the same tokens the same, and again from what a checkpoint holds.
+// The drafter that scripts/new.sh made: the list knows it, by its name, and what the list makes drafts a tree of at
+// most the depth that was asked for, after the same tokens the same, and again from what a checkpoint holds.
 #include <cstdio>
 #include <memory>
 

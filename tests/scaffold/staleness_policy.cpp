@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The staleness policy that scripts/new.sh made: users may choose it, and random worlds under it end with their promises kept, as a
-// witness sees that knows only events and actions.
+// The staleness policy that scripts/new.sh made: users may choose it, and random worlds under it end with their
+// promises kept, as a witness sees that knows only events and actions.
 #include "support/world.hpp"
 
 #include <cstdio>

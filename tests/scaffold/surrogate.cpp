@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The surrogate that scripts/new.sh made: by name it is itself, in a row of drawn tokens as well, and c is its loss's slope.
+// The surrogate that scripts/new.sh made: by name it is itself, in a row of drawn tokens as well, and c is its loss's
+// slope.
 #include <cmath>
 #include <cstdio>
 

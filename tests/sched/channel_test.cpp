@@ -2,8 +2,8 @@
 // build: whole-sanitize
 // optimise: always
 //
-// Processes and an unreliable channel between them (support/channel_world.hpp): ten thousand worlds end, and nothing is lost,
-// learnt from twice, or started on weights that are not there. Schedulers from which a cure is taken are caught.
+// Processes and an unreliable channel between them (support/channel_world.hpp): ten thousand worlds end, and nothing is
+// lost, learnt from twice, or started on weights that are not there. Schedulers from which a cure is taken are caught.
 //
 // A failure names its world's seed; OPD_WORLD=<seed> runs that one alone, OPD_WORLDS=<n> runs n of them.
 #include <cstdlib>

@@ -2,9 +2,9 @@
 // build: sanitize
 // optimise: always
 //
-// Damaged snapshots, of every kind that the library writes as bytes: each single bit that is flipped and each length that is cut is refused by
-// invalid_input before anything is made of it. A seal is no signature: bytes that are changed and sealed again are refused too, or
-// what they made stays in bounds. (The fuzzers of tests/fuzz look further.)
+// Damaged snapshots, of every kind that the library writes as bytes: each single bit that is flipped and each length
+// that is cut is refused by invalid_input before anything is made of it. A seal is no signature: bytes that are changed
+// and sealed again are refused too, or what they made stays in bounds. (The fuzzers of tests/fuzz look further.)
 #include "script.hpp"
 
 #include <cstdint>
@@ -45,8 +45,8 @@ void refuses_damage(const std::string& bytes, Restore restore) {
     CHECK(accepted == 0);
 }
 
-/// Each byte one more and one less, each word the least or the largest number, sealed again. `go_on(bytes)` restores and runs what it
-/// restored.
+/// Each byte one more and one less, each word the least or the largest number, sealed again. `go_on(bytes)` restores
+/// and runs what it restored.
 template <class GoOn>
 void survives_forgery(const std::string& bytes, GoOn go_on) {
     const std::string body(unseal(bytes));

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: always
 //
-// Every interleaving of small configurations. A state is the scheduler together with what the world owes it: attempts that
-// run, calls that were made, weights that are under way. From each state every answer is tried, and as long as the budget
-// lasts every fault: a stage throws, hangs past its deadline, answers in part, twice, late, from a life that is over or at the
-// moment when another is due, a worker dies or reconnects unnoticed, published weights are lost, the process is killed and
-// resumed, the run is paused, closed or stopped. States that were seen are not explored again.
+// Every interleaving of small configurations. A state is the scheduler together with what the world owes it: attempts
+// that run, calls that were made, weights that are under way. From each state every answer is tried, and as long as the
+// budget lasts every fault: a stage throws, hangs past its deadline, answers in part, twice, late, from a life that is
+// over or at the moment when another is due, a worker dies or reconnects unnoticed, published weights are lost, the
+// process is killed and resumed, the run is paused, closed or stopped. States that were seen are not explored again.
 //
-// Checked after every event: what stepwise_world.hpp lists. Checked of every state: unless the run is finished some event that is no fault is possible (no deadlock), and no path without
-// faults comes back to where it was (no livelock). So from every state every path without further faults ends, and ends in
-// `finished`.
+// Checked after every event: what stepwise_world.hpp lists. Checked of every state: unless the run is finished some
+// event that is no fault is possible (no deadlock), and no path without faults comes back to where it was (no
+// livelock). So from every state every path without further faults ends, and ends in `finished`.
 #include <cstdio>
 #include <doctest/doctest.h>
 #include <string>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// What goes wrong in virtual time, one fault at a time: when the scheduler hears what of it. A response, a scoring call and a
-// train step take a second each, a transfer of weights none.
+// What goes wrong in virtual time, one fault at a time: when the scheduler hears what of it. A response, a scoring call
+// and a train step take a second each, a transfer of weights none.
 #include <doctest/doctest.h>
 #include <functional>
 #include <map>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The ledger against a transcription of its theorems: random histories of admissions, starts, interruptions, scores in any
-// order, restarts, failures, batches put back, saves and loads. After every event the ledger agrees with the model, census and
-// places included; every consumed batch keeps
+// The ledger against a transcription of its theorems: random histories of admissions, starts, interruptions, scores in
+// any order, restarts, failures, batches put back, saves and loads. After every event the ledger agrees with the model,
+// census and places included; every consumed batch keeps
 // the policy's bound; from every state, once all that is outstanding is scored, batches follow until nothing is left.
 #include <algorithm>
 #include <doctest/doctest.h>
@@ -339,7 +339,8 @@ struct pair_of {
     }
 };
 
-/// One history: the numbers choose event and sequence. Scores favour the youngest, which overtakes as much as a policy allows.
+/// One history: the numbers choose event and sequence. Scores favour the youngest, which overtakes as much as a policy
+/// allows.
 void follow(pair_of& x, const std::vector<std::uint16_t>& events) {
     for (const std::uint16_t e : events) {
         const auto any = [&](const std::vector<slot_t>& list) { return list[(e >> 4) % list.size()]; };

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// Workers with several lives, weights with several makers, workers that join, leave and drain: what messages mean that come
-// late, in another order, from the dead, or from a process that nobody knows any more.
+// Workers with several lives, weights with several makers, workers that join, leave and drain: what messages mean that
+// come late, in another order, from the dead, or from a process that nobody knows any more.
 #include "script.hpp"
 
 namespace {

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// Every meter against a naive one that keeps all it was told; the overlap of schedules whose overlap is known; what a run
-// describes, in the JSON that the examples make of it.
+// Every meter against a naive one that keeps all it was told; the overlap of schedules whose overlap is known; what a
+// run describes, in the JSON that the examples make of it.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>
@@ -52,7 +52,8 @@ double union_length(std::vector<std::pair<double, double>> list) {
     return total;
 }
 
-// Times on a grid of 1/4 s, so that intervals touch and coincide; ends come before beginnings or after them as it happens.
+// Times on a grid of 1/4 s, so that intervals touch and coincide; ends come before beginnings or after them as it
+// happens.
 rc::Gen<std::vector<interval>> some_intervals(int workers) {
     return rc::gen::container<std::vector<interval>>(rc::gen::exec([workers] {
         const double begin = *rc::gen::inRange(0, 400) / 4.0;

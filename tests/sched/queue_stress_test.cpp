@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: tsan
 //
-// The staleness queue between many threads: producers that fail, stop and take groups, learners that fail and stop, a queue
-// that is closed or aborted while they run. Afterwards every permit is back, and every item was consumed once or reported.
-// The property seeds the threads' choices; their interleaving is the machine's.
+// The staleness queue between many threads: producers that fail, stop and take groups, learners that fail and stop, a
+// queue that is closed or aborted while they run. Afterwards every permit is back, and every item was consumed once or
+// reported. The property seeds the threads' choices; their interleaving is the machine's.
 #include <algorithm>
 #include <array>
 #include <atomic>

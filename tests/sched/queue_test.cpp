@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: tsan
 //
-// The staleness queue, one promise a case; random single-threaded histories against counts, bounds and resumed copies. What
-// threads may do to each other is in queue_stress_test.cpp.
+// The staleness queue, one promise a case; random single-threaded histories against counts, bounds and resumed copies.
+// What threads may do to each other is in queue_stress_test.cpp.
 #include <atomic>
 #include <doctest/doctest.h>
 #include <iterator>

@@ -2,7 +2,8 @@
 // build: whole-sanitize
 // optimise: no
 //
-// The cost of a rollout worker's quanta, fitted: exact where it is linear, never negative, and what follows for the pace.
+// The cost of a rollout worker's quanta, fitted: exact where it is linear, never negative, and what follows for the
+// pace.
 #include "support/property.hpp"
 #include "support/world.hpp"
 

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// The scheduler by hand-written scripts: what each schedule does in small cases, action by action, and what becomes of each
-// fault in each phase.
+// The scheduler by hand-written scripts: what each schedule does in small cases, action by action, and what becomes of
+// each fault in each phase.
 #include <cmath>
 #include <deque>
 
@@ -1387,7 +1387,7 @@ TEST_CASE("0 steps: a run in which everything fails goes on") {
     CHECK_FALSE(t.s.finished());
 }
 
-// --- weights that are lost after they came -----------------------------------------------------------------------------
+// --- weights that are lost after they came ---------------------------------------------------------------------------
 
 TEST_CASE("weights that are lost after the version has moved: who has them goes on, who joins waits for the next") {
     script t(stream(1, {.tau = 1}));

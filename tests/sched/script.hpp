@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A scheduler driven by hand: every event returns the actions it led to as one line of text, and the invariants are checked
-// after it, and that a snapshot has the deadlines. Sequences are named by their number; replies carry the ticket of their latest start.
+// A scheduler driven by hand: every event returns the actions it led to as one line of text, and the invariants are
+// checked after it, and that a snapshot has the deadlines. Sequences are named by their number; replies carry the
+// ticket of their latest start.
 #pragma once
 
 #include <doctest/doctest.h>
@@ -15,8 +16,9 @@ namespace opd::test {
 
 using namespace opd::sched;
 
-/// One line: `start 0@1` sequence 0 on worker 1 (`start 0#2@1` its second attempt), `score j1@0:0,1`, `train j2 v0:0,1`,
-/// `sync 0 v1` (`sync v1` to all), `step v1:0,1`, `fail 0 rollout`, `abort 0`, `park 0`, `lost teacher 0`, `finished`.
+/// One line: `start 0@1` sequence 0 on worker 1 (`start 0#2@1` its second attempt), `score j1@0:0,1`, `train j2
+/// v0:0,1`, `sync 0 v1` (`sync v1` to all), `step v1:0,1`, `fail 0 rollout`, `abort 0`, `park 0`, `lost teacher 0`,
+/// `finished`.
 inline std::string line_of(const actions& out) {
     std::string text;
     const auto add = [&](const std::string& word) { text += (text.empty() ? "" : " | ") + word; };
@@ -68,7 +70,8 @@ inline std::string line_of(const actions& out) {
     return text;
 }
 
-/// An async schedule with all permits, unless it says how many (automatic M: outstanding_test.cpp, and random worlds), and calls of one.
+/// An async schedule with all permits, unless it says how many (automatic M: outstanding_test.cpp, and random worlds),
+/// and calls of one.
 inline settings stream(index_t batch, async a, index_t sequences = 0) {
     if (a.outstanding == by_policy) a.outstanding = widest;
     return {.batch = batch, .schedule = a, .sequences = sequences, .teacher_batch = 1};

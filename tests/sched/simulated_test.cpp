@@ -24,8 +24,8 @@ ticket on_lane(std::int32_t lane, sample_t sample = 0) {
     return {.sample = sample, .attempt = 1, .worker = 0, .incarnation = 1, .lane = lane};
 }
 
-// The engine without a shared clock and without a heap: every sequence counts its own tokens, everything is computed anew
-// at every event.
+// The engine without a shared clock and without a heap: every sequence counts its own tokens, everything is computed
+// anew at every event.
 // What is within 1e-6 of a step of its end has ended, as the engine has it.
 struct naive_engine {
     struct sequence {

@@ -2,9 +2,10 @@
 // build: sanitize
 // optimise: always
 //
-// Snapshots of the scheduler. In random runs with random faults a scheduler that is saved and restored after every event does
-// what the one does that never was. Damaged, cut and foreign bytes are refused. After a crash at any event (the snapshot is
-// restored, everybody is gone and new workers come) nothing is lost, nothing consumed twice, and the staleness bounds hold.
+// Snapshots of the scheduler. In random runs with random faults a scheduler that is saved and restored after every
+// event does what the one does that never was. Damaged, cut and foreign bytes are refused. After a crash at any event
+// (the snapshot is restored, everybody is gone and new workers come) nothing is lost, nothing consumed twice, and the
+// staleness bounds hold.
 #include <array>
 
 #include "script.hpp"
@@ -127,8 +128,8 @@ TEST_CASE("the same is due at the same times after a restore") {
         CHECK(u.now == t.now);
         due.push_back(t.now);
     }
-    // the flush, 5's second attempt, the teacher, the learner, the worker that never answered, 5's third attempt, and the
-    // abort of its second
+    // the flush, 5's second attempt, the teacher, the learner, the worker that never answered, 5's third attempt, and
+    // the abort of its second
     CHECK(due == std::vector{1.375, 4.75, 6.25, 7.25, 8.625, 8.75, 9.75});
     CHECK(u.s.snapshot() == t.s.snapshot());
 }
@@ -137,7 +138,8 @@ TEST_CASE("a crash after every event loses nothing") {
     property("crash at any event",
              [] {
                  stepwise_options o = random_options();
-                 // a reference run up to any of its events, then the crash, then on to the end; the world keeps the books
+                 // a reference run up to any of its events, then the crash, then on to the end; the world keeps the
+                 // books
                  const int before = *rc::gen::inRange(0, 60);
                  o.faults = 1 + *rc::gen::inRange(0, 3);
                  stepwise_world w(o);
@@ -627,8 +629,8 @@ TEST_CASE("after a crash in a synchronisation AReaL's rule counts what starts ag
 
 namespace {
 
-/// Everybody answers sooner or later, in some order; with `faults` one answer in fifty is never heard, one in fifty says that it
-/// failed, and who was lost comes back. Returns the largest snapshot after a step, of the first
+/// Everybody answers sooner or later, in some order; with `faults` one answer in fifty is never heard, one in fifty
+/// says that it failed, and who was lost comes back. Returns the largest snapshot after a step, of the first
 /// thousand sequences and of all that follow.
 std::array<std::size_t, 2> snapshot_sizes(settings o, index_t sequences, bool faults) {
     o.sequences = sequences;

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// Spare work: what a rollout worker does while the scheduler has nothing for it to run. In the worker's loop, in virtual time and on
-// threads; and that no figure takes it for rollout.
+// Spare work: what a rollout worker does while the scheduler has nothing for it to run. In the worker's loop, in
+// virtual time and on threads; and that no figure takes it for rollout.
 #include <doctest/doctest.h>
 
 #include <atomic>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Spot training: the coordinator, its workers and a channel between them that loses, doubles, delays and reorders, while
-// workers and the coordinator die and come back. In thousands of worlds no worker trains when rollout was told that it
-// does not, everybody is released within the bound, an epoch has one leader, an update is whole, and once the faults
-// are over updates are committed again. Machines from which a cure is taken are caught.
+// Spot training: the coordinator, its workers and a channel between them that loses, doubles, delays and reorders,
+// while workers and the coordinator die and come back. In thousands of worlds no worker trains when rollout was told
+// that it does not, everybody is released within the bound, an epoch has one leader, an update is whole, and once the
+// faults are over updates are committed again. Machines from which a cure is taken are caught.
 //
 // A failure names its world's seed; OPD_WORLD=<seed> runs that one alone, OPD_WORLDS=<n> runs n of them.
 #include <algorithm>
@@ -501,7 +501,7 @@ private:
     std::set<std::pair<std::uint64_t, std::uint64_t>> committed_;
 };
 
-// --- machines without a cure -------------------------------------------------------------------------------------------
+// --- machines without a cure -----------------------------------------------------------------------------------------
 
 /// Counts its lease from when the order came, not from when its report was sent.
 struct late_lease : spot_worker {

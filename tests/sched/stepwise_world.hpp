@@ -1,16 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A world around a scheduler in which a test says what happens next: everybody who owes it an answer, and what can go wrong with
-// them. `choices` lists what may happen, `take` lets it. (support/world.hpp: random worlds in virtual time.)
+// A world around a scheduler in which a test says what happens next: everybody who owes it an answer, and what can go
+// wrong with them. `choices` lists what may happen, `take` lets it. (support/world.hpp: random worlds in virtual time.)
 //
-// Workers have lives, and weights are published by the train job that made them: a worker installs exactly those that it was
-// told to, and what a former life of its had still to say may come late. Time stands still but for deadlines and completed
-// steps, so that histories which differ in nothing else meet again.
+// Workers have lives, and weights are published by the train job that made them: a worker installs exactly those that
+// it was told to, and what a former life of its had still to say may come late. Time stands still but for deadlines and
+// completed steps, so that histories which differ in nothing else meet again.
 //
 // Checked after every event: the scheduler's invariants; starts only at the present version, on a worker that has its
-// weights, on a free lane, with the gate open; no weights are installed that nobody has published; every deadline is due
-// when it should be, and nobody is lost without one; nothing consumed or given up twice; the policy's bound for every
-// consumed sequence. A broken rule throws.
+// weights, on a free lane, with the gate open; no weights are installed that nobody has published; every deadline is
+// due when it should be, and nobody is lost without one; nothing consumed or given up twice; the policy's bound for
+// every consumed sequence. A broken rule throws.
 #pragma once
 
 #include <algorithm>
@@ -466,8 +466,8 @@ private:
 
     // --- time
 
-    // The snapshot with times as they are from now, in steps: what a flush moved them by does not tell states apart. Those from
-    // which nobody is due are of the past. Times are told from all else by their size.
+    // The snapshot with times as they are from now, in steps: what a flush moved them by does not tell states apart.
+    // Those from which nobody is due are of the past. Times are told from all else by their size.
     std::string without_clock(const stepwise_options& o) const {
         std::vector<double> matter{now_};
         for (const attempt& r : running_) {

@@ -2,12 +2,13 @@
 // build: tsan
 // optimise: always
 //
-// The thread driver under stress: random schedules, workers and tiny work; stages that throw, answer double, in part or late;
-// deadlines that expire; workers killed and revived, pauses, checkpoints and questions from another thread; stops at random
-// moments, and a resume from the last snapshot until all is done. Built with -fsanitize=thread it must report nothing.
+// The thread driver under stress: random schedules, workers and tiny work; stages that throw, answer double, in part or
+// late; deadlines that expire; workers killed and revived, pauses, checkpoints and questions from another thread; stops
+// at random moments, and a resume from the last snapshot until all is done. Built with -fsanitize=thread it must report
+// nothing.
 //
-// In every run: the scheduler's invariants after every event, the stages' own checks, conservation; over all lives of a run
-// every sequence is consumed once (under `drop`: at most once).
+// In every run: the scheduler's invariants after every event, the stages' own checks, conservation; over all lives of a
+// run every sequence is consumed once (under `drop`: at most once).
 #include <atomic>
 #include <cstdlib>
 #include <doctest/doctest.h>

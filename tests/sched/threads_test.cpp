@@ -2,9 +2,10 @@
 // build: tsan, whole-sanitize
 // optimise: always
 //
-// The scheduler on real threads with toy stages that check what they are given: every schedule runs to its end and consumes
-// every sequence once, on the weights that the scheduler says; sync, k = 0 and tau = 0 are the same run; every fault has its
-// outcome; a shutdown is bounded even where a stage hangs; a run that is cut anywhere and resumed loses nothing.
+// The scheduler on real threads with toy stages that check what they are given: every schedule runs to its end and
+// consumes every sequence once, on the weights that the scheduler says; sync, k = 0 and tau = 0 are the same run; every
+// fault has its outcome; a shutdown is bounded even where a stage hangs; a run that is cut anywhere and resumed loses
+// nothing.
 #include <atomic>
 #include <chrono>
 #include <doctest/doctest.h>
@@ -575,7 +576,8 @@ TEST_CASE("a worker whose install() fails now and then stays") {
     r.on_event = [&](const event& e, const actions&, const scheduler&) {
         if (e.what == event::kind::worker_up && e.stage == stage::rollout) life = e.incarnation;
     };
-    // every other life fails at once, the others five versions later: of the three that there can be without it none counts
+    // every other life fails at once, the others five versions later: of the three that there can be without it none
+    // counts
     r.shared->fault = [&, first = version_t{0}](const std::string& call, int, sample_t about, std::stop_token) mutable {
         if (call != "install") return wrong::nothing;
         const auto version = static_cast<version_t>(about);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// Snapshots of real stages in virtual time: a driver that is restored at any event, with stages that were made anew, goes on
-// as the one it was taken from would have; and what late observers and failed calls are told.
+// Snapshots of real stages in virtual time: a driver that is restored at any event, with stages that were made anew,
+// goes on as the one it was taken from would have; and what late observers and failed calls are told.
 #include <doctest/doctest.h>
 
 #include <string>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// Where tokens end: by hand, each way that there is; in random worlds with faults, where the sums hold after every event
-// and the engines' own count is met; on threads, where workers die and calls throw.
+// Where tokens end: by hand, each way that there is; in random worlds with faults, where the sums hold after every
+// event and the engines' own count is met; on threads, where workers die and calls throw.
 #include <cmath>
 #include <cstdint>
 #include <doctest/doctest.h>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Three stages that do next to nothing, check what they are given and do wrong what a test tells them to. A response has
-// 1 + sample % 17 tokens; token i of sample s, drawn by version v, is (s, i, v).
+// Three stages that do next to nothing, check what they are given and do wrong what a test tells them to. A response
+// has 1 + sample % 17 tokens; token i of sample s, drawn by version v, is (s, i, v).
 #pragma once
 
 #include <algorithm>
@@ -38,8 +38,8 @@ struct failed : std::runtime_error {
     using std::runtime_error::runtime_error;
 };
 
-/// What all stages of a run share. `fault` is asked before each call ("start", "step", "install", "abort", "score", "train")
-/// with the worker and what it is about; it may throw, hang, or answer what the stage knows to do wrong.
+/// What all stages of a run share. `fault` is asked before each call ("start", "step", "install", "abort", "score",
+/// "train") with the worker and what it is about; it may throw, hang, or answer what the stage knows to do wrong.
 struct world {
     enum class wrong { nothing, twice, stranger, future, forgets, partly, miscounts };
     std::function<wrong(const std::string& call, int worker, sample_t about, std::stop_token)> fault;

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // optimise: no
 //
-// The trace, read back by a JSON parser that is not ours: every event is there once with its times and words, bounds keep
-// the first and the last, a file is complete or absent. The timeline's picture: well-formed whatever the names, boxes where
-// the spans are.
+// The trace, read back by a JSON parser that is not ours: every event is there once with its times and words, bounds
+// keep the first and the last, a file is complete or absent. The timeline's picture: well-formed whatever the names,
+// boxes where the spans are.
 #include <algorithm>
 #include <cmath>
 #include <cstdint>

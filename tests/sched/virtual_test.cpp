@@ -2,8 +2,8 @@
 // optimise: no
 //
 // Schedules in virtual time: the rates of AsyncOPD's appendix G, where times are constant; k = 0 and tau = 0 against
-// sync; what each staleness policy bounds under heavy tails and what it costs; the same seed gives the same run; real stages
-// in virtual time consume what they consume on threads; what the executor refuses.
+// sync; what each staleness policy bounds under heavy tails and what it costs; the same seed gives the same run; real
+// stages in virtual time consume what they consume on threads; what the executor refuses.
 #include <algorithm>
 #include <doctest/doctest.h>
 #include <map>
@@ -105,7 +105,7 @@ TEST_CASE("overlap is 1 in sync and near 3 in balanced two-step-off") {
     CHECK(three <= 3);
 }
 
-// --- the same run --------------------------------------------------------------------------------------------------------
+// --- the same run ----------------------------------------------------------------------------------------------------
 
 struct result {
     std::uint64_t hash = 0;
@@ -221,7 +221,7 @@ TEST_CASE("the same seed gives the same run, another seed another") {
     CHECK(hashes.size() == 200);
 }
 
-// --- what the policies bound, and what that costs ------------------------------------------------------------------------
+// --- what the policies bound, and what that costs --------------------------------------------------------------------
 
 struct policy_run {
     double mean_lag = 0, rate = 0, lost = 0;
@@ -317,7 +317,7 @@ TEST_CASE("a capacity rule bounds the mean lag and not the largest; hard bounds 
     }
 }
 
-// --- real stages ---------------------------------------------------------------------------------------------------------
+// --- real stages -----------------------------------------------------------------------------------------------------
 
 using toy_model = timed_stages<toy::rollout, toy::teacher, toy::learner>;
 
@@ -455,7 +455,7 @@ TEST_CASE("partial answers of a real teacher") {
     CHECK(v.totals.consumed == 40);
 }
 
-// --- what is refused -------------------------------------------------------------------------------------------------------
+// --- what is refused -------------------------------------------------------------------------------------------------
 
 TEST_CASE("the executor refuses what cannot be") {
     const world w = world_of(3);

@@ -3,9 +3,10 @@
 // optimise: always
 //
 // Tens of thousands of random virtual worlds: every schedule, policy and weight update under constant to heavy-tailed
-// durations, faults of every kind, pauses, resizes, deaths, closes, stops, cuts with resumption and crashes. After every
-// event the scheduler's own invariants hold, and so do those of a witness that keeps its own account; every world ends.
-// The harness is itself tested: a rule that deadlocks, schedulers that leak or hurry and forged streams are all caught.
+// durations, faults of every kind, pauses, resizes, deaths, closes, stops, cuts with resumption and crashes. After
+// every event the scheduler's own invariants hold, and so do those of a witness that keeps its own account; every world
+// ends. The harness is itself tested: a rule that deadlocks, schedulers that leak or hurry and forged streams are all
+// caught.
 //
 // A failure names its world's seed; OPD_WORLD=<seed> runs that one alone, OPD_WORLDS=<n> runs n of them.
 #include <cstdlib>
@@ -208,7 +209,7 @@ TEST_CASE("the naive rule is caught deadlocking") {
     CHECK(deadlocks > 10);
 }
 
-// --- the harness can fail ------------------------------------------------------------------------------------------------
+// --- the harness can fail --------------------------------------------------------------------------------------------
 
 /// Worlds without faults in which the harness finds something wrong, of `count`.
 template <class Witness, class Scheduler>

@@ -3,8 +3,8 @@
 // optimise: no
 //
 // Rollout by servers of both forms, against a server of our own: tokens, log-probs, lists, kept sets and versions are
-// those of its policy, whatever breaks, and each sequence ends exactly once. Then as a stage under the thread driver and
-// behind remote workers, where every sequence is learnt from once with faults of all kinds.
+// those of its policy, whatever breaks, and each sequence ends exactly once. Then as a stage under the thread driver
+// and behind remote workers, where every sequence is learnt from once with faults of all kinds.
 #include "support/property.hpp"
 #include "support/rollout_server.hpp"
 #include "trainer/scratch.hpp"

@@ -237,7 +237,8 @@ TEST_CASE("an automaton that is saved goes on as if it had not been; damage is f
         opd::sched::archive_reader damaged(bytes);
         CHECK_THROWS_WITH_AS(damaged(c), doctest::Contains("of no automaton"), opd::invalid_input);
     };
-    // the last run of tokens: of no text, of none, of more than there are, and of all but one; a limit below what there is
+    // the last run of tokens: of no text, of none, of more than there are, and of all but one; a limit below what there
+    // is
     const std::size_t run = w.bytes.size() - 8;
     put(run, 3);
     put(run, 0xffffffffu);

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: whole-compiler
 //
-// Which strategy is chosen: by hand, step by step; and what choosing costs against the best that could have been fixed beforehand.
+// Which strategy is chosen: by hand, step by step; and what choosing costs against the best that could have been fixed
+// beforehand.
 #include <algorithm>
 #include <cmath>
 #include <doctest/doctest.h>
@@ -274,7 +275,8 @@ TEST_CASE("regret over rollouts that shrink from 40 to 1: below 5 % of the best 
 }
 
 TEST_CASE("as published: a trace of the published algorithm, choice by choice and reward by reward") {
-    // recorded from the algorithm in another language: batch, the arm, the numbers it drew, tokens accepted in all, ms, its reward
+    // recorded from the algorithm in another language: batch, the arm, the numbers it drew, tokens accepted in all, ms,
+    // its reward
     struct step {
         index_t batch;
         strategy chosen;
@@ -421,7 +423,8 @@ TEST_CASE("as published: a trace of the published algorithm, choice by choice an
     CHECK(nothing == 6); // the first of each arm
     CHECK(chances > 3);
     CHECK(trace.size() == 110);
-    // what it does otherwise than the paper: the first reward of an arm is 0, so that it loses against any that was heard of twice
+    // what it does otherwise than the paper: the first reward of an arm is 0, so that it loses against any that was
+    // heard of twice
     tuner_options two;
     two.arms = {{8, 4, 16}, {4, 2, 16}}, two.thresholds = {1};
     published_beg_mab p(two);

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The rows on which float loses digits, and how far a backend may be off on them: flat students under sure teachers and the
-// reverse, temperatures from 0.01 to 100 on either side, models that disagree, -inf. Judged against the textbook's terms in
-// float64, anchored where they cancel. `worst` keeps each divergence's largest error; a table of them is docs/testing.md's.
+// The rows on which float loses digits, and how far a backend may be off on them: flat students under sure teachers and
+// the reverse, temperatures from 0.01 to 100 on either side, models that disagree, -inf. Judged against the textbook's
+// terms in float64, anchored where they cancel. `worst` keeps each divergence's largest error; a table of them is
+// docs/testing.md's.
 //
 //   value      1e-6·max(1, value)
 //              2e-6·max(1, value)            reverse KL: equal logits share one rounding of every term, which does not
@@ -299,8 +300,8 @@ void judge(const row_pair& r, std::vector<errors>& table, Call call) {
             if (!kink) worst = std::max(worst, std::abs(g - want[v]) - 2 * p[v] * undecided);
             sum += g, size += (std::abs(c[v]) + p[v] * std::abs(double(sum_c))) / t;
         }
-        // products of float underflow, and rows too steep for it are unanchored in float64: of less than 1e-15 of the value
-        // nothing is asked
+        // products of float underflow, and rows too steep for it are unanchored in float64: of less than 1e-15 of the
+        // value nothing is asked
         const double off_value = std::abs(loss - double(value)) / std::max(1.0, std::abs(double(value)));
         const double least = 1e-9 * std::max(1.0, std::abs(double(value))) / t;
         const double off = worst / (top_g + least), off_sum = std::abs(sum) / (size + least);

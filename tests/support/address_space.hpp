@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A child process that the system refuses memory and threads, or room for its files. Not where OPD_TEST_SANITIZED: the sanitizers reserve address space of
-// their own, so it cannot be limited.
+// A child process that the system refuses memory and threads, or room for its files. Not where OPD_TEST_SANITIZED: the
+// sanitizers reserve address space of their own, so it cannot be limited.
 #pragma once
 
 #include <csignal>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Every call of malloc and its kin is counted, and so every operator new; and the bytes that they ask for. Replaces them in the whole program:
-// include it in one file of it.
+// Every call of malloc and its kin is counted, and so every operator new; and the bytes that they ask for. Replaces
+// them in the whole program: include it in one file of it.
 #pragma once
 
 #include <atomic>

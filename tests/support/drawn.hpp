@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Estimators of drawn tokens by exact enumeration of their rows, without a backend: every m-tuple of i.i.d. draws from a law, each
-// through the estimator's own row function and a pullback in double.
+// Estimators of drawn tokens by exact enumeration of their rows, without a backend: every m-tuple of i.i.d. draws from
+// a law, each through the estimator's own row function and a pullback in double.
 #pragma once
 
 #include "support/enumerate.hpp"

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Random calls: shapes, strides, temperatures, masks and logits. A `problem` is small and printable (RapidCheck shrinks its
-// shape); the numbers follow from its seed. `buffers` holds the same problem in the element types under test. What is no
-// template is in generators.cpp, compiled once for all test programs.
+// Random calls: shapes, strides, temperatures, masks and logits. A `problem` is small and printable (RapidCheck shrinks
+// its shape); the numbers follow from its seed. `buffers` holds the same problem in the element types under test. What
+// is no template is in generators.cpp, compiled once for all test programs.
 #pragma once
 
 #include <algorithm>
@@ -152,8 +152,8 @@ struct buffers {
     }
 };
 
-/// The sparse caches of a problem, in log-probs of type L: a support of k distinct ids, m draws (repeats among them, and m may
-/// exceed V) from a stale student, and the same m slots weighted, with unused ones and exact ones among them.
+/// The sparse caches of a problem, in log-probs of type L: a support of k distinct ids, m draws (repeats among them,
+/// and m may exceed V) from a stale student, and the same m slots weighted, with unused ones and exact ones among them.
 template <class L>
 struct caches {
     index_t rows, k, m;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Hidden states for tests: one side of a call with the logits that it makes by the library's products, sinks of its gradients, and what
-// these must be in float64.
+// Hidden states for tests: one side of a call with the logits that it makes by the library's products, sinks of its
+// gradients, and what these must be in float64.
 #pragma once
 
 #include <algorithm>
@@ -122,9 +122,9 @@ inline void check_diagnostics(const diagnostics& got, const diagnostics& expecte
     });
 }
 
-/// The call on hidden states against that on their logits: losses, log-sum-exps and diagnostics the same, gradients right; whatever the budget
-/// and the threads. `teacher` stands beside hidden students, `known` beside logits; `more(source)` sets more members of either student.
-/// Returns the result on logits.
+/// The call on hidden states against that on their logits: losses, log-sum-exps and diagnostics the same, gradients
+/// right; whatever the budget and the threads. `teacher` stands beside hidden students, `known` beside logits;
+/// `more(source)` sets more members of either student. Returns the result on logits.
 struct nothing_more {
     void operator()(auto&) const {}
 };

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // A small backend: the oracle of the tests and the example of how to write one. Float64, one row after
-// another, plain loops, no shortcut: log p = z/T - log Σ e^(z/T), then the row program over every entry, then the pullback
+// another, plain loops, no shortcut: log p = z/T - log Σ e^(z/T), then the row program over every entry, then the
+// pullback
 //
 //   dL/dz[v] = (c[v] - p[v] Σ_u c[u]) / T
 //
-// A backend is a struct with `memory_space` and `for_rows(row_job) -> result`. evaluate has checked every shape before it
-// calls; what remains is env: mask, weights, reduction, beta, policies, outputs. A program is run unanchored by telling it
-// that d* = 0 and q*/p* = 1: then delta is log p - log q itself. In float64 nothing more is needed.
+// A backend is a struct with `memory_space` and `for_rows(row_job) -> result`. evaluate has checked every shape before
+// it calls; what remains is env: mask, weights, reduction, beta, policies, outputs. A program is run unanchored by
+// telling it that d* = 0 and q*/p* = 1: then delta is log p - log q itself. In float64 nothing more is needed.
 #pragma once
 
 #include <algorithm>
@@ -75,7 +76,8 @@ struct naive_backend {
         return n;
     }
 
-    /// log softmax(x/T) of n entries, of which the least numbers are masks; false if one is NaN or +inf, or none has mass.
+    /// log softmax(x/T) of n entries, of which the least numbers are masks; false if one is NaN or +inf, or none has
+    /// mass.
     template <class T>
     static bool log_softmax(const T* x, index_t n, double temperature, const double* given, double* lse,
                             std::vector<double>& out) {

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The processor's matrix tiles as its manual says them (TDPBF16PS), in plain arithmetic: for opd::amx_head on any machine.
+// The processor's matrix tiles as its manual says them (TDPBF16PS), in plain arithmetic: for opd::amx_head on any
+// machine.
 #pragma once
 
 #include <algorithm>
@@ -26,8 +27,8 @@ struct plain_tiles {
         return std::abs(x) < std::numeric_limits<float>::min() ? std::copysign(0.f, x) : x;
     }
     static float at(std::uint16_t bits) { return flushed(std::bit_cast<float>(std::uint32_t{bits} << 16)); }
-    /// Σ a[2k] b[2k], k < 16, one after the other, each rounded once. A product that is 0 or a normal number is exact; these loops are most
-    /// of the tests' time, in builds that inline nothing.
+    /// Σ a[2k] b[2k], k < 16, one after the other, each rounded once. A product that is 0 or a normal number is exact;
+    /// these loops are most of the tests' time, in builds that inline nothing.
     static float chain(const float* a, const float* b) {
         constexpr float least = std::numeric_limits<float>::min();
         float sum = 0;
@@ -101,7 +102,8 @@ private:
     }
 };
 
-/// Logits of ids [begin, end) and some of a side's rows through tiles; NaN where none are asked for. `w`: where the head lies, if not in `stored`.
+/// Logits of ids [begin, end) and some of a side's rows through tiles; NaN where none are asked for. `w`: where the
+/// head lies, if not in `stored`.
 template <class Tiles, class X, class W>
 floats tile_logits_of(const side& s, const stored_side<X, W>& stored, const std::vector<index_t>& list, index_t begin,
                       index_t end, int threads, const W* w = nullptr) {

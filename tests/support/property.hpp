@@ -6,15 +6,16 @@
 //         property("commutes", [](int a, int b) { RC_ASSERT(a + b == b + a); });
 //     }
 //
-// A property that fails, gives up or breaks fails the case with RapidCheck's message: the shrunk counterexample, the seed
-// and the string that reproduces it. RC_PRE, RC_ASSERT, RC_CLASSIFY, RC_TAG and `*gen` work as in RapidCheck's manual;
-// inside a property use RC_ASSERT, not CHECK, since doctest would count every step of the shrinking as a failure.
+// A property that fails, gives up or breaks fails the case with RapidCheck's message: the shrunk counterexample, the
+// seed and the string that reproduces it. RC_PRE, RC_ASSERT, RC_CLASSIFY, RC_TAG and `*gen` work as in RapidCheck's
+// manual; inside a property use RC_ASSERT, not CHECK, since doctest would count every step of the shrinking as a
+// failure.
 //
 // The seed is random unless the environment says RC_PARAMS="seed=…"; RC_PARAMS="max_success=1000" runs ten times the
 // usual number of cases, whatever number a property asks for.
 //
-// A property without arguments is handed to RapidCheck as a std::function by property.cpp, which is compiled once: RapidCheck's
-// machinery around each lambda of its own was two fifths of what a test of the estimators cost to compile.
+// A property without arguments is handed to RapidCheck as a std::function by property.cpp, which is compiled once:
+// RapidCheck's machinery around each lambda of its own was two fifths of what a test of the estimators cost to compile.
 #pragma once
 
 #include <cstdint>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A backend whose vocabulary lies in shards on several ranks: threads with a barrier between the rounds, or one loop over all ranks. It
-// takes calls on materialised logits apart by columns, has every rank check that it is told what the others are told, and stands where
-// any backend does: a test written for one backend judges a split.
+// A backend whose vocabulary lies in shards on several ranks: threads with a barrier between the rounds, or one loop
+// over all ranks. It takes calls on materialised logits apart by columns, has every rank check that it is told what the
+// others are told, and stands where any backend does: a test written for one backend judges a split.
 #pragma once
 
 #include <algorithm>

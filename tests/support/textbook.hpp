@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The divergences as a textbook writes them, from p and q alone, in long double, so that the library's formulas are never
-// tested against themselves; and gradients by central differences of them.
+// The divergences as a textbook writes them, from p and q alone, in long double, so that the library's formulas are
+// never tested against themselves; and gradients by central differences of them.
 //
 //   value(D, row)      Σ over the vocabulary, with 0 log 0 = 0
 //   gradient(D, row)   dvalue/dz[v] by four-point central differences: (f(-2h) - 8 f(-h) + 8 f(h) - f(2h)) / 12h

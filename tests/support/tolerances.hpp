@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// How far a backend may lie from the float64 reference, by element type. `spread` is the largest distance, in nats, of a
-// logit to the top one (-inf counts as 80: programs saturate there), of both sides together: float rounds differences of logits to spread·2^-24, and an exponential
-// passes that on as a relative error, whatever the algorithm.
+// How far a backend may lie from the float64 reference, by element type. `spread` is the largest distance, in nats, of
+// a logit to the top one (-inf counts as 80: programs saturate there), of both sides together: float rounds differences
+// of logits to spread·2^-24, and an exponential passes that on as a relative error, whatever the algorithm.
 //
 //   value      (1e-6 + spread·2^-23)·max(1, |value|)       float arithmetic (float, bfloat16, half storage)
 //              1e-12·max(1, |value|)                       double on some side
 //   gradient   (1e-6 + spread·2^-23)·max|g| + 2^-24·scale (double 1e-13)  likewise, plus half a unit of the gradient's own storage
 //
-// `scale` is what multiplies the row's gradient (weight, reduction, 1/T). rows of vocabulary size are held to the 1e-6 alone by
-// backends/cpu_accuracy_test.cpp.
+// `scale` is what multiplies the row's gradient (weight, reduction, 1/T). rows of vocabulary size are held to the 1e-6
+// alone by backends/cpu_accuracy_test.cpp.
 #pragma once
 
 #include <algorithm>

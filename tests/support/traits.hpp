@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The dense divergences as suites walk over them. What each claims to be is in its own traits (opd/traits.hpp): a suite derives from
-// them what must hold, and where an estimator is declared biased or not zero at equality it asserts that the property fails, so that a
-// declaration cannot be too modest either.
+// The dense divergences as suites walk over them. What each claims to be is in its own traits (opd/traits.hpp): a suite
+// derives from them what must hold, and where an estimator is declared biased or not zero at equality it asserts that
+// the property fails, so that a declaration cannot be too modest either.
 #pragma once
 
 #include <string>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A witness that does not trust a scheduler: it watches events and actions alone, keeps its own account of every sequence, lane, call,
-// weight and permit, and throws `violation` when a promise is broken.
+// A witness that does not trust a scheduler: it watches events and actions alone, keeps its own account of every
+// sequence, lane, call, weight and permit, and throws `violation` when a promise is broken.
 #pragma once
 
 #include <algorithm>

@@ -2,8 +2,8 @@
 //
 // What the trainer takes of the library beside its divergences: decoupled PPO, M2PO, the reweighted support, the clamp
 // of losses, filters of rollout with the sets that they kept, quantiles of ratios. Each changes what it should, and is
-// refused by name elsewhere. And what is done to rollout on purpose (--inject-mismatch), in runs and in the cells of the
-// mismatch study (examples/mismatch_study).
+// refused by name elsewhere. And what is done to rollout on purpose (--inject-mismatch), in runs and in the cells of
+// the mismatch study (examples/mismatch_study).
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A drafted token's logits are those of a sequence that went this way: the same bits, whatever tree it is a node of, in whatever batch,
-// after a prefix read in whatever chunks; and so are the logits after the way's keys and values were moved to their places.
+// A drafted token's logits are those of a sequence that went this way: the same bits, whatever tree it is a node of, in
+// whatever batch, after a prefix read in whatever chunks; and so are the logits after the way's keys and values were
+// moved to their places.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Learned drafters: the layer on the target's hidden states, its offsets and its gradients; their files and training; drafts through the
-// rollout engine, which change no bit, whatever the weights are.
+// Learned drafters: the layer on the target's hidden states, its offsets and its gradients; their files and training;
+// drafts through the rollout engine, which change no bit, whatever the weights are.
 #include <doctest/doctest.h>
 
 #include <chrono>
@@ -147,7 +147,8 @@ TEST_CASE("a row pairs h[t] with the token after it, and says what comes after t
                                              logits[static_cast<std::size_t>((training.first_row(q) + t) * 7 + v)]));
         }
     CHECK(worst < 1e-12);
-    // the target's own: the head of h[t] says what comes after position t, so row t of the drafter is compared with row t + 1
+    // the target's own: the head of h[t] says what comes after position t, so row t of the drafter is compared with row
+    // t + 1
     for (index_t v = 0; v < 7; ++v)
         CHECK(dot(target.at(target.layout.head) + v * d, around<1>(s.runs[1], 3, 1).row(0), d) ==
               doctest::Approx(s.logits[static_cast<std::size_t>((2 + 4) * 7 + v)]));
@@ -663,7 +664,8 @@ TEST_CASE("drafts of any weights change no bit of what rollout draws and records
                             CHECK(t == want.at(sample));
                             continue;
                         }
-                        // where the weights changed depends on how many tokens a step brings; each is that of its version's weights
+                        // where the weights changed depends on how many tokens a step brings; each is that of its
+                        // version's weights
                         sampling o = options(temperature);
                         rollout_engine again(first, o, 1, small_task().max_length());
                         again.start(0, prompt_of(sample));
@@ -684,7 +686,8 @@ TEST_CASE("drafts of any weights change no bit of what rollout draws and records
 
 namespace {
 
-/// Finished responses of an engine that drafts with fresh weights, and what it recorded of them; the target changes on the way.
+/// Finished responses of an engine that drafts with fresh weights, and what it recorded of them; the target changes on
+/// the way.
 std::vector<recorded_response> recorded(drafter_kind kind, std::vector<policy> targets, int memory,
                                         std::map<std::uint64_t, trajectory>* got = nullptr, bool adapts = false) {
     std::vector<recorded_response> r;
@@ -1352,7 +1355,8 @@ TEST_CASE("opd-train --train-drafter, and rollout with what it wrote: the same b
                                              dir / "own.ckpt", "--adapt-drafter", "--drafter-loss=hass"})) ==
               exit_usage);
     }
-    // one that learns on threads: what it has learnt is in its own file, from which a resumed run goes on, and others begin
+    // one that learns on threads: what it has learnt is in its own file, from which a resumed run goes on, and others
+    // begin
     const std::string learning = dir / "learning";
     const auto part = [&](const flags& more, int stop) {
         flags arguments =

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// opd-distil with a teacher that is no directory: a server, and a data set that a server's scores were written to. What is
-// learnt has the bits of the run with the same model in the process, or of its first step the loss. Of a server that hangs,
-// halves, refuses and comes back every answer is learnt from once; of one that stays away nothing that was made is lost.
-// What does not fit the student is refused by name, before anything is written.
+// opd-distil with a teacher that is no directory: a server, and a data set that a server's scores were written to. What
+// is learnt has the bits of the run with the same model in the process, or of its first step the loss. Of a server that
+// hangs, halves, refuses and comes back every answer is learnt from once; of one that stays away nothing that was made
+// is lost. What does not fit the student is refused by name, before anything is written.
 #include "support/teacher_server.hpp"
 
 #include <algorithm>

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Model directories of transformers: what it computes with three of them in float64 (scripts/make_hf_golden.py), read
-// and written, and whatever else may be in such a directory, refused by name; opd-distil on them. scripts/test_hf.sh runs
-// the first two cases on random models (OPD_HF_MODELS), and has transformers load what they write (OPD_HF_WRITE), and
-// peft an adapter.
+// and written, and whatever else may be in such a directory, refused by name; opd-distil on them. scripts/test_hf.sh
+// runs the first two cases on random models (OPD_HF_MODELS), and has transformers load what they write (OPD_HF_WRITE),
+// and peft an adapter.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A run that is killed without warning, again and again, and resumed each time, learns from every sequence exactly once; where
-// timing decides nothing it ends in the same bytes as one that was left alone. A run of each kind, with groups of answers, parking and
-// faults in the process among them; OPD_KILL_RUNS=<n> makes n of them.
+// A run that is killed without warning, again and again, and resumed each time, learns from every sequence exactly
+// once; where timing decides nothing it ends in the same bytes as one that was left alone. A run of each kind, with
+// groups of answers, parking and faults in the process among them; OPD_KILL_RUNS=<n> makes n of them.
 #include <doctest/doctest.h>
 
 #include <chrono>

@@ -316,7 +316,8 @@ bool same(const results& a, const results& b) {
     return bits(a.gradient, b.gradient);
 }
 
-/// What a model makes of sequences of 5, 33, 1 and 60 tokens: forward and backward passes, and the last one decoded beside others.
+/// What a model makes of sequences of 5, 33, 1 and 60 tokens: forward and backward passes, and the last one decoded
+/// beside others.
 results results_of(const transformer<float>& model, int size, bool checkpointed = false) {
     const model_shape& shape = model.shape;
     const auto sequences = random_sequences(shape.vocabulary, {5, 33, 1, 60});

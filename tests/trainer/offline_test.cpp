@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Distillation from a data set: what is written is the same however it was interrupted, and is what rollout and teacher
-// say; a run from it begins where the online run begins, is resumed bit for bit, also after SIGKILL, tells how far it has
-// drifted, and refuses sets that are damaged or not its own, by name. Students that learn from the teacher's own answers
-// first, and teachers that are not the one they learnt from.
+// say; a run from it begins where the online run begins, is resumed bit for bit, also after SIGKILL, tells how far it
+// has drifted, and refuses sets that are damaged or not its own, by name. Students that learn from the teacher's own
+// answers first, and teachers that are not the one they learnt from.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -619,7 +619,8 @@ TEST_CASE("another teacher for one student: seeded by itself, scoring by name, o
     contains(refusal(learner("no", {"--scoring-teacher=" + dir / "wide/checkpoints/student.ckpt"}), exit_usage),
              "was made with another teacher_model");
 
-    // from a set: the same tokens, the other teacher's scores; by whose measure the run begins where the online run does
+    // from a set: the same tokens, the other teacher's scores; by whose measure the run begins where the online run
+    // does
     const auto write = [&](const char* name, const flags& more) {
         REQUIRE(write_offline(parse_command_line(with(
                     {"--run-dir=" + dir / "first", "--quiet", "--offline-sequences=8", "--write-offline=" + dir / name},

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: whole-tsan
 //
-// Whole runs with overlapping stages, on threads and in virtual time: the schedules that promise it end in the weights of
-// sync, every sequence is learnt from once, interrupted or not, and the run directory says what happened. In virtual time
-// every run is the same bit for bit, on however many threads and however often interrupted.
+// Whole runs with overlapping stages, on threads and in virtual time: the schedules that promise it end in the weights
+// of sync, every sequence is learnt from once, interrupted or not, and the run directory says what happened. In virtual
+// time every run is the same bit for bit, on however many threads and however often interrupted.
 #include <doctest/doctest.h>
 
 #include <cstdio>
@@ -85,8 +85,8 @@ void check_each_once(const std::string& directory, int answers = 1, int steps_ma
     CHECK(*seen.rbegin() == count - 1);
 }
 
-// Rollout workers are at different points of their quanta when new weights come, and one that has them goes on while another
-// has not: checkpoints find half-filled caches, begun quanta and calls, and things that wait for their end.
+// Rollout workers are at different points of their quanta when new weights come, and one that has them goes on while
+// another has not: checkpoints find half-filled caches, begun quanta and calls, and things that wait for their end.
 const flags virtually = {"--driver=virtual",      "--slots=8",           "--prefill-chunk=3",    "--rollout-workers=4",
                          "--score-batch=3",       "--cost-step=1e-4",    "--cost-step-row=5e-4", "--cost-score=2e-3",
                          "--cost-score-row=1e-5", "--cost-train=1.1e-2", "--cost-sync=1e-4"};
@@ -603,7 +603,7 @@ TEST_CASE("faults: a sequence that fails too often is given up, and made up for"
     }
 }
 
-// --- virtual time ------------------------------------------------------------------------------------------------------
+// --- virtual time ----------------------------------------------------------------------------------------------------
 
 TEST_CASE("virtual time: the same run again, on however many threads") {
     const scratch dir;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A task and a model for tests: operands to 30, at most 6 steps, two layers; its prompts, and how its responses are drawn.
+// A task and a model for tests: operands to 30, at most 6 steps, two layers; its prompts, and how its responses are
+// drawn.
 #pragma once
 
 #include <cstdint>

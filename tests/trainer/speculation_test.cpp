@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Speculative rollout gives the bits of plain rollout: tokens, log mu, versions and draws of an engine, checkpoints of a run, over all pairs
-// of {temperature} x {draw plan} x {batch} x {strategy} x {drafter} x {chunk} x {schedule} x {driver} x {preempted} x {resumed};
-// OPD_SPECULATION=triples takes all triples.
+// Speculative rollout gives the bits of plain rollout: tokens, log mu, versions and draws of an engine, checkpoints of
+// a run, over all pairs of {temperature} x {draw plan} x {batch} x {strategy} x {drafter} x {chunk} x {schedule} x
+// {driver} x {preempted} x {resumed}; OPD_SPECULATION=triples takes all triples.
 #include <doctest/doctest.h>
 
 #include <algorithm>
@@ -47,7 +47,8 @@ request prompt_of(std::uint64_t sample, std::uint64_t answers = 3) { return opd:
 
 sampling options(double temperature, draw_plan plan) { return opd::test::small_sampling(plan, temperature); }
 
-// Knows what is going to be drawn, and grows trees with it, near it and without it; asks for everything there is to hear, and checks it.
+// Knows what is going to be drawn, and grows trees with it, near it and without it; asks for everything there is to
+// hear, and checks it.
 class oracle : public drafter {
 public:
     oracle(const std::map<std::uint64_t, trajectory>& truth, std::uint32_t seed, bool hidden)

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The trainer's stages under the scheduler, in any order in which a driver could carry its actions out: the schedules that
-// promise it end in the weights of a plain loop, bit for bit, whatever answers and weights are lost on the way, and no
-// schedule loses or doubles a sequence.
+// The trainer's stages under the scheduler, in any order in which a driver could carry its actions out: the schedules
+// that promise it end in the weights of a plain loop, bit for bit, whatever answers and weights are lost on the way,
+// and no schedule loses or doubles a sequence.
 #include <doctest/doctest.h>
 
 #include <algorithm>

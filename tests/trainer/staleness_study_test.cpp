@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The cells of the staleness study (examples/staleness_study) are opd-train's controlled schedule: the same weights, bit for bit. Lags ramp to k
-// and stay; what is made of batches beside opd-train's options is what it says; slopes and their errors are those of regression.
+// The cells of the staleness study (examples/staleness_study) are opd-train's controlled schedule: the same weights,
+// bit for bit. Lags ramp to k and stay; what is made of batches beside opd-train's options is what it says; slopes and
+// their errors are those of regression.
 #include "commands.hpp"
 #include "scratch.hpp"
 #include "support/property.hpp"

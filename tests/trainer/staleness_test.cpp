@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: whole-tsan
 //
-// What an asynchronous trainer rests on beside the engine: sequences scored in any parts are scored the same, weights are
-// handed over whole, and the estimators that promise it learn the right thing from stale sequences.
+// What an asynchronous trainer rests on beside the engine: sequences scored in any parts are scored the same, weights
+// are handed over whole, and the estimators that promise it learn the right thing from stale sequences.
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A teacher that is kept in hidden states trains as one that is kept in logits does: the same weights bit for bit, for every divergence,
-// under every schedule, interrupted or not, and without rows of V numbers. In the numbers of a codec it is the teacher at full rank, and
-// says how far from it below.
+// A teacher that is kept in hidden states trains as one that is kept in logits does: the same weights bit for bit, for
+// every divergence, under every schedule, interrupted or not, and without rows of V numbers. In the numbers of a codec
+// it is the teacher at full rank, and says how far from it below.
 #include <doctest/doctest.h>
 
 #include <cmath>

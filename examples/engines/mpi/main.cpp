@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// opd-mpi [WAY STEP RANK]: one small distillation, twice, on as many ranks as mpirun starts. In that step of that way that
-// rank kills itself: with Open MPI 5 under mpirun --with-ft ulfm the others do the step again.
+// opd-mpi [WAY STEP RANK]: one small distillation, twice, on as many ranks as mpirun starts. In that step of that way
+// that rank kills itself: with Open MPI 5 under mpirun --with-ft ulfm the others do the step again.
 //
 //   vocabulary   every rank has the head's rows of some ids, and all tokens: the loss over the whole vocabulary
 //                (opd/backends/vocab_parallel.hpp), and the gradient of its own rows
@@ -141,8 +141,8 @@ struct descent {
     opd::cpu_backend be = {};
 };
 
-// A rank computes with its shard alone. That every one keeps all shards as they were before the step is for the dead one's;
-// a large head's next rank does, or a checkpoint.
+// A rank computes with its shard alone. That every one keeps all shards as they were before the step is for the dead
+// one's; a large head's next rank does, or a checkpoint.
 struct over_vocabulary : descent {
     double operator()(long step, doubles& next) {
         const share mine(V, team);

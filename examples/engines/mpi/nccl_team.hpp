@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The three collectives of team.hpp over NCCL, one GPU a rank; MPI starts the ranks and carries NCCL's id. What comes and
-// goes is the host's, by way of the device: hand ncclAllGather pointers of your own where the numbers are there already.
-// Sums are in the order of ranks here too. It has been compiled, and has not run on a device yet.
+// The three collectives of team.hpp over NCCL, one GPU a rank; MPI starts the ranks and carries NCCL's id. What comes
+// and goes is the host's, by way of the device: hand ncclAllGather pointers of your own where the numbers are there
+// already. Sums are in the order of ranks here too. It has been compiled, and has not run on a device yet.
 //
-// Errors: std::runtime_error with the reason of CUDA or NCCL. A rank that dies ends the others (ncclCommAbort is not here).
+// Errors: std::runtime_error with the reason of CUDA or NCCL. A rank that dies ends the others (ncclCommAbort is not
+// here).
 #pragma once
 
 #include <algorithm>

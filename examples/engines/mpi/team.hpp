@@ -4,9 +4,9 @@
 // have the same bits on every rank: what is added up is added in the order of ranks, everywhere
 // (MPI_Allreduce does not promise that).
 //
-// Errors: MPI's own handler ends the program. A stretch of 2 GiB or more throws std::length_error. With Open MPI 5 under
-// mpirun --with-ft ulfm a rank may die: its team's collectives throw rank_died, and together() goes on without it.
-// Source: Bland et al. 2013, "Post-failure recovery of MPI communication capability" (ULFM).
+// Errors: MPI's own handler ends the program. A stretch of 2 GiB or more throws std::length_error. With Open MPI 5
+// under mpirun --with-ft ulfm a rank may die: its team's collectives throw rank_died, and together() goes on without
+// it. Source: Bland et al. 2013, "Post-failure recovery of MPI communication capability" (ULFM).
 #pragma once
 
 #include <cstddef>
@@ -51,8 +51,8 @@ public:
     /// Ranks that died.
     int lost() const { return lost_; }
 
-    /// Runs f, and says whether it came to its end on every rank: then what it computed counts. Else a rank has died, those that are
-    /// left are the team from here on, on each of them the answer is false, and f is to be done again.
+    /// Runs f, and says whether it came to its end on every rank: then what it computed counts. Else a rank has died,
+    /// those that are left are the team from here on, on each of them the answer is false, and f is to be done again.
     template <class F>
     bool together(F&& f) {
 #ifdef OMPI_HAVE_MPI_EXT_FTMPI

@@ -30,7 +30,8 @@ sched::settings trainer_schedule(const std::string& config);
 void run_trainer_stage(sched::stage s, const std::string& config, const run_folder& folder, std::int32_t number,
                        std::int32_t slots, channel& between, const std::atomic<std::uint64_t>& keep_from);
 
-/// What a finished run has learnt, as a checkpoint of opd-train: `opd-train --config … --run-dir … --resume` evaluates it.
+/// What a finished run has learnt, as a checkpoint of opd-train: `opd-train --config … --run-dir … --resume` evaluates
+/// it.
 void write_student(const std::string& config, const run_folder& folder, const std::string& checkpoint);
 
 } // namespace engine

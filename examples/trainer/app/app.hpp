@@ -11,7 +11,8 @@
 
 namespace trainer {
 
-/// What is printed of a failure: settings under the names that they were given, and where an output failed, how the run goes on.
+/// What is printed of a failure: settings under the names that they were given, and where an output failed, how the run
+/// goes on.
 std::string told(const command& arguments, const failure& e);
 
 /// A program's work, and the exit code that it, or what it threw, leads to; `said` words failures for stderr.

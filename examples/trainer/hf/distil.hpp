@@ -15,18 +15,18 @@
 //   step-off, controlled, async  opd-train's stages on threads under the library's scheduler, which bounds the lag.
 //                                Rollout has immutable copies of the weights; each token keeps its log mu and version
 //
-// The teacher may be a server instead (pipeline/served.hpp), which is asked for the log-probs of drawn tokens or for its
-// best ids. After a first probe a failed call is repeated for --teacher-patience; then the run ends, with all steps that
-// it has made in its checkpoint.
+// The teacher may be a server instead (pipeline/served.hpp), which is asked for the log-probs of drawn tokens or for
+// its best ids. After a first probe a failed call is repeated for --teacher-patience; then the run ends, with all steps
+// that it has made in its checkpoint.
 //
 // With a data set (pipeline/set_source.hpp) there are neither teacher nor rollout nor prompts: the learner alone reads
-// tokens that somebody drew and a teacher scored. Its last sequences are held out: KL(student || teacher) is measured on
-// them as the mean of (p/pi_ref) (log p - log q), and answers that are shown are to their prompts.
+// tokens that somebody drew and a teacher scored. Its last sequences are held out: KL(student || teacher) is measured
+// on them as the mean of (p/pi_ref) (log p - log q), and answers that are shown are to their prompts.
 //
-// With `stored` "bfloat16" the student's weights that forward and backward passes read are bfloat16. AdamW changes float
-// masters, which are rounded to nearest even after each update (never stochastically); they are what a checkpoint has,
-// and what is written. A teacher whose files are BF16 throughout is held as they are, whatever `stored` is: the bits are
-// those of the floats.
+// With `stored` "bfloat16" the student's weights that forward and backward passes read are bfloat16. AdamW changes
+// float masters, which are rounded to nearest even after each update (never stochastically); they are what a checkpoint
+// has, and what is written. A teacher whose files are BF16 throughout is held as they are, whatever `stored` is: the
+// bits are those of the floats.
 //
 // With `lora_rank` LoRA's matrices are learnt (lora.hpp); what is written is merged, the adapter beside it.
 //
@@ -38,8 +38,8 @@
 // Before and after, the mean over the tokens of answers to held-out prompts, drawn with the same noise, of
 // KL(student || teacher) over the whole vocabulary is measured; of a served teacher the mean of log p - log q over the
 // drawn tokens, which estimates it (a token that the teacher excludes counts as log q = -9999). The answer to the first
-// of these prompts is shown then and at intervals, always drawn with the same noise. What memory it takes is said before
-// it is taken.
+// of these prompts is shown then and at intervals, always drawn with the same noise. What memory it takes is said
+// before it is taken.
 #pragma once
 
 #include <cstdint>
@@ -66,8 +66,9 @@ struct text_files {
 /// Never fails: a tokenizer or a template that is not supported is of no matter to prompts of ids.
 text_files text_files_of(const model_source& source);
 
-/// Refuses a teacher whose tokenizer.json has other tokens, or other ids for them, than the student's: a failure of kind
-/// exit_input that names both files. Compared are model.vocab and added_tokens; a directory without the file passes.
+/// Refuses a teacher whose tokenizer.json has other tokens, or other ids for them, than the student's: a failure of
+/// kind exit_input that names both files. Compared are model.vocab and added_tokens; a directory without the file
+/// passes.
 void check_same_tokenizer(const model_source& student, const model_source& teacher);
 
 /// What those ids mean: 32 hexadecimal digits of model.vocab and added_tokens; empty: there is no tokenizer.json.

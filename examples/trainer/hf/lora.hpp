@@ -30,8 +30,8 @@ namespace trainer::hf {
 
 class lora {
 public:
-    /// On a model whose weights, or masters, are the base. rank: from 1 to the least of all layers' inputs and outputs, else
-    /// opd::invalid_input("rank"); alpha: positive and finite, else opd::invalid_input("alpha").
+    /// On a model whose weights, or masters, are the base. rank: from 1 to the least of all layers' inputs and outputs,
+    /// else opd::invalid_input("rank"); alpha: positive and finite, else opd::invalid_input("alpha").
     lora(const transformer<float>& base, int rank, double alpha, std::uint64_t seed);
 
     std::vector<float> values; ///< of each layer in the order of linear_parts(): A, then B

@@ -20,8 +20,8 @@
 // it belongs. F64 that float cannot hold is refused, as is what is not finite.
 //
 // A directory is refused by a failure of kind exit_input that names file, tensor or key, before memory is taken for
-// what it claims: no shard or header that is cut, overlaps or has holes; no tensor that is missing, of another shape, or
-// that the model has no place for. As in transformers, "…rotary_emb.inv_freq" of old files is passed over, and
+// what it claims: no shard or header that is cut, overlaps or has holes; no tensor that is missing, of another shape,
+// or that the model has no place for. As in transformers, "…rotary_emb.inv_freq" of old files is passed over, and
 // model.safetensors is read where both are there.
 #pragma once
 
@@ -140,8 +140,8 @@ struct write_options {
 /// along; null: none, and a config.json of the family that has such a shape.
 ///
 /// All is written under a temporary name beside `path`, which then becomes `path`: that may not be there, or be an
-/// empty directory. Weights that are not finite, or not those of the shape, and a type or shape that cannot be written throw
-/// opd::invalid_input; what the system refuses is a failure of kind exit_io. Either way nothing is left.
+/// empty directory. Weights that are not finite, or not those of the shape, and a type or shape that cannot be written
+/// throw opd::invalid_input; what the system refuses is a failure of kind exit_io. Either way nothing is left.
 void write_model_directory(const std::string& path, const model_shape& shape, std::span<const float> weights,
                            const model_source* from, const write_options& how = {},
                            const adapter_files* adapter = nullptr);

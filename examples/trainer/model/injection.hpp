@@ -2,7 +2,8 @@
 //
 // Training-inference mismatch on purpose (--inject-mismatch): rollout computes otherwise than the learner, which stays
 // exact. mu is what rollout then draws from, and log mu is reported truly, so that delta = log p_old - log mu is the
-// whole of the mismatch and r_corr = e^delta repairs it. docs/estimators/mismatch-study.md compares what corrections do.
+// whole of the mismatch and r_corr = e^delta repairs it. docs/estimators/mismatch-study.md compares what corrections
+// do.
 //
 //   bf16            weights and logits are rounded to bfloat16, to nearest, ties to even
 //   split=n         every product with a weight matrix sums n runs of its inputs apart, then the n sums in order

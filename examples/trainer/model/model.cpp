@@ -346,8 +346,8 @@ void forward_state<T>::resize(const model_shape& s, index_t rows, index_t capaci
 
 namespace {
 
-// What the queries of a tile see, whose rows have consecutive columns: row r all columns up to its own, or, in a tree, those before
-// `trunk` and the ones on its path.
+// What the queries of a tile see, whose rows have consecutive columns: row r all columns up to its own, or, in a tree,
+// those before `trunk` and the ones on its path.
 struct sight {
     index_t first_valid = 0, valid_step = 0; // columns up to a row's own: first_valid + r * valid_step
     index_t trunk = 0;
@@ -362,9 +362,10 @@ struct sight {
 
 // out[r] = softmax(q[r] k^T) v for `rows` queries of one kv head.
 // Rows of a tile see `padded` columns, those that are not theirs with weight 0: a multiply-add of an exact zero changes
-// nothing but the sign of a zero, which the last addition removes. A draft may be one that nobody would draw, whose values are not
-// finite: then each row sums (`apart`) what it sees and nothing else. A path's scores are brought together for the softmax, which sums
-// by position, and back to their columns, which ascend along a path, for the sum of values.
+// nothing but the sign of a zero, which the last addition removes. A draft may be one that nobody would draw, whose
+// values are not finite: then each row sums (`apart`) what it sees and nothing else. A path's scores are brought
+// together for the softmax, which sums by position, and back to their columns, which ascend along a path, for the sum
+// of values.
 template <class T>
 void attend(const T* q, index_t q_stride, index_t rows, const sight& seen, kv_cache<T>& cache, index_t layer,
             index_t slot, index_t kv, index_t kv_width, index_t head_dim, T* scores, T* peak, T* scale,

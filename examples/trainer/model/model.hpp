@@ -14,16 +14,17 @@
 //       x   = x2 + h Wdown^T                                            (R,D)
 //   logits = rmsnorm(x) * norm_f  Whead^T                               (R,V)       Whead = embedding if tied
 //
-// rmsnorm(x) = x / sqrt(mean(x^2) + norm_epsilon). What stands in brackets, and the norms of q and k, are there where the shape says so.
-// rotary turns the pair (x[i], x[i + head_dim/2]) of a row at position p by the angle p * rope::frequency(i).
+// rmsnorm(x) = x / sqrt(mean(x^2) + norm_epsilon). What stands in brackets, and the norms of q and k, are there where
+// the shape says so. rotary turns the pair (x[i], x[i + head_dim/2]) of a row at position p by the angle p *
+// rope::frequency(i).
 //
 // Shapes: R rows (one token each) of one or more segments; D width, F feed-forward width, V vocabulary.
 //
 // What is promised: the logits of a (sequence, position) are the same bits whether the row is computed in a training
-// forward, a prefill, a chunk of a prefill, a decode step or the check of a drafted token, and whatever other rows are in the
-// batch. All of them run `forward_rows`; its products are the library's fixed-order ones, attention sums logical positions in
-// ascending order, everything else is local to a row. Weight gradients are one chain over the rows of the batch in order; threads share
-// out sequences and output tiles, so their number changes no bit either.
+// forward, a prefill, a chunk of a prefill, a decode step or the check of a drafted token, and whatever other rows are
+// in the batch. All of them run `forward_rows`; its products are the library's fixed-order ones, attention sums logical
+// positions in ascending order, everything else is local to a row. Weight gradients are one chain over the rows of the
+// batch in order; threads share out sequences and output tiles, so their number changes no bit either.
 #pragma once
 
 #include <array>
@@ -139,8 +140,8 @@ struct stored_numbers {
     void copy(index_t first, index_t count, float* to) const;
 };
 
-/// With storage::bfloat16 every result has the bits of a model in storage::numbers whose weights are rounded to bfloat16:
-/// products widen what they read (opd/product.hpp), norms and biases are kept widened. Of floats alone.
+/// With storage::bfloat16 every result has the bits of a model in storage::numbers whose weights are rounded to
+/// bfloat16: products widen what they read (opd/product.hpp), norms and biases are kept widened. Of floats alone.
 template <class T>
 class transformer {
 public:
@@ -149,8 +150,8 @@ public:
     /// Normal weights, deterministic in the seed: scaled by 1/sqrt(inputs), residual outputs also by 1/sqrt(2 layers).
     void initialise(std::uint64_t seed);
 
-    /// Call after every change of `weights`, or of `stored` where it has no masters: rounds masters to nearest even, and
-    /// refreshes the (in, out) copies that a small model's forward pass reads.
+    /// Call after every change of `weights`, or of `stored` where it has no masters: rounds masters to nearest even,
+    /// and refreshes the (in, out) copies that a small model's forward pass reads.
     void weights_changed();
 
     /// A model that runs as this one, without masters.
@@ -201,8 +202,8 @@ private:
     std::vector<T> cosines_, sines_; // (max_length, head_dim/2)
 };
 
-/// Keys (transposed, so that lanes run across positions) and values of `slots` sequences, in pages of columns. Either every slot has a page
-/// of its own for all that it may hold, or slots take pages from a common pool as they grow.
+/// Keys (transposed, so that lanes run across positions) and values of `slots` sequences, in pages of columns. Either
+/// every slot has a page of its own for all that it may hold, or slots take pages from a common pool as they grow.
 template <class T>
 class kv_cache {
 public:
@@ -241,10 +242,11 @@ private:
 
 /// `count` consecutive positions of the sequence in `slot`, from position `start`; everything before is in the cache.
 ///
-/// Below the last of them may grow a tree of drafts, whose rows follow: `parents` names of each node an earlier one, or -1 for
-/// that position. A node of depth d (its parent's plus one) is a token at position start + count - 1 + d, and sees what is before the
-/// tree and its ancestors alone: its logits are those of a sequence that went this way. Until it is known which way that is,
-/// node n's keys and values are in column start + count + n; kv_cache::move() brings those of the way to their places.
+/// Below the last of them may grow a tree of drafts, whose rows follow: `parents` names of each node an earlier one, or
+/// -1 for that position. A node of depth d (its parent's plus one) is a token at position start + count - 1 + d, and
+/// sees what is before the tree and its ancestors alone: its logits are those of a sequence that went this way. Until
+/// it is known which way that is, node n's keys and values are in column start + count + n; kv_cache::move() brings
+/// those of the way to their places.
 struct segment {
     index_t slot = 0;
     index_t start = 0;
@@ -341,7 +343,8 @@ void forward_rows(const transformer<T>& model, std::span<const segment> segments
                   kv_cache<T>& cache, forward_state<T>& state, bool keep,
                   T* logits); // (R,V)
 
-/// Between the embedding and the last norm: the rows of state.layers[0].x, for which state has room, go through the layers to state.x.
+/// Between the embedding and the last norm: the rows of state.layers[0].x, for which state has room, go through the
+/// layers to state.x.
 template <class T>
 void forward_layers(const transformer<T>& model, std::span<const segment> segments, index_t rows, kv_cache<T>& cache,
                     forward_state<T>& state, bool keep);
@@ -361,8 +364,8 @@ void head_logits(const transformer<T>& model, const T* n, index_t rows, T* logit
 template <class T>
 void forward_head(const transformer<T>& model, forward_state<T>& state, index_t rows, T* logits); // (R,V)
 
-/// dx (R,D): the gradient of what leaves the last layer, from that of the logits and of what the head reads, of which either may be null.
-/// norm_f (D) is added to.
+/// dx (R,D): the gradient of what leaves the last layer, from that of the logits and of what the head reads, of which
+/// either may be null. norm_f (D) is added to.
 template <class T>
 void backward_head(const transformer<T>& model, const T* x, const T* inv, const T* d_logits, const T* d_n, index_t rows,
                    T* dn, T* dx, T* norm_f, // x, d_n, dn (R,D); inv (R)
@@ -428,8 +431,9 @@ public:
     void backward(const T* d_logits,     // (N,V)
                   std::vector<T>& grad); // flat, as the weights; overwritten
 
-    /// Without the head: what it reads of all rows, kept for backward_states, and the gradients of everything before it from that of what
-    /// it reads. The gradient of the head's own weights has to be in grad already; a tied head's is added to.
+    /// Without the head: what it reads of all rows, kept for backward_states, and the gradients of everything before it
+    /// from that of what it reads. The gradient of the head's own weights has to be in grad already; a tied head's is
+    /// added to.
     void forward_states(T* n);                               // (N,D)
     void backward_states(const T* dn, std::vector<T>& grad); // (N,D), flat as the weights
 

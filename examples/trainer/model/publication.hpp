@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// How new weights reach the rollout workers: the learner publishes an immutable copy, a worker takes it between two steps
-// of its own. No weights are ever written while somebody reads them, and old ones live as long as somebody uses them.
+// How new weights reach the rollout workers: the learner publishes an immutable copy, a worker takes it between two
+// steps of its own. No weights are ever written while somebody reads them, and old ones live as long as somebody uses
+// them.
 //
 // With --publish deltas workers share no memory with the learner: each has weights of its own, and is sent what changed
 // (opd/data/weight_delta.hpp), or all of it where it joins late or missed the base.
@@ -29,7 +30,8 @@ struct policy {
     std::int32_t version = 0;
 };
 
-/// The tensors of a model in storage::numbers, as deltas name them; its caller calls weights_changed() after it has written them.
+/// The tensors of a model in storage::numbers, as deltas name them; its caller calls weights_changed() after it has
+/// written them.
 std::vector<opd::data::weight_target> parts_of(transformer<float>& model);
 std::vector<opd::data::weight_part> parts_of(const transformer<float>& model);
 
@@ -54,8 +56,8 @@ struct parcel {
     opd::data::weight_version made;
 };
 
-/// What the latest call of the learner made, and what it went on from: a worker that comes back while the learner trains is
-/// told to install those. Any thread may call.
+/// What the latest call of the learner made, and what it went on from: a worker that comes back while the learner
+/// trains is told to install those. Any thread may call.
 class publication {
 public:
     using name_type = opd::sched::weights;
@@ -63,7 +65,8 @@ public:
     explicit publication(const publishing& how = {}) : how_(how) {}
     const publishing& how() const { return how_; }
 
-    /// What a learner publishes that was thought dead, after another call has published, nobody asks for: it is dropped.
+    /// What a learner publishes that was thought dead, after another call has published, nobody asks for: it is
+    /// dropped.
     void publish(const name_type& name, policy what) {
         if (!what.model || what.version != name.version)
             throw std::invalid_argument(fmt::format("publication: no weights of version {}", name.version));
@@ -82,8 +85,8 @@ public:
         return find(name).what;
     }
 
-    /// The same for who holds another version: the deltas that are kept from there to here. Where there are none from there,
-    /// the last one, which the receiver then refuses.
+    /// The same for who holds another version: the deltas that are kept from there to here. Where there are none from
+    /// there, the last one, which the receiver then refuses.
     parcel send(const name_type& name, const opd::data::weight_version& held) const;
 
     policy latest() const {

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What a transformer does to one row apart from products: norms, rotary positions, SwiGLU, softmax, and their gradients.
-// Every function reads and writes one row, sums in the order of its elements, and so gives the same bits whatever rows
-// surround it. Written once for lanes of floats (training, rollout) and for double (the test of the gradients).
+// What a transformer does to one row apart from products: norms, rotary positions, SwiGLU, softmax, and their
+// gradients. Every function reads and writes one row, sums in the order of its elements, and so gives the same bits
+// whatever rows surround it. Written once for lanes of floats (training, rollout) and for double (the test of the
+// gradients).
 #pragma once
 
 #include <cmath>

@@ -2,14 +2,15 @@
 //
 // From trajectories to a batch of rows, and from the teacher to what the cache holds of it at every row.
 //
-// A row is one input position of a trajectory; row r of a trajectory predicts its token r + 1. Rows before the last prompt
-// token predict the prompt and are masked out.
+// A row is one input position of a trajectory; row r of a trajectory predicts its token r + 1. Rows before the last
+// prompt token predict the prompt and are masked out.
 //
 // What the teacher says of a sequence does not depend on what it is scored with: a batch can be scored in any parts, in
 // any order, and `join` of the parts has the bits of scoring it at once.
 //
-// A teacher whose whole row is wanted is kept as its V logits a row (dense) or as the D numbers that its head makes them of (hidden): the
-// learner has that head, makes the logits for a block of rows at a time, and no row of V is kept or sent.
+// A teacher whose whole row is wanted is kept as its V logits a row (dense) or as the D numbers that its head makes
+// them of (hidden): the learner has that head, makes the logits for a block of rows at a time, and no row of V is kept
+// or sent.
 #pragma once
 
 #include <algorithm>
@@ -176,7 +177,8 @@ std::size_t budget_of_logits(const Hidden& source, std::size_t bytes) {
     const std::size_t row = sizeof(float) * static_cast<std::size_t>(source.vocab());
     return opd::budget_of_rows(source, std::max<opd::index_t>(1, static_cast<opd::index_t>(bytes / row)));
 }
-/// log p of the tokens that follow (N), 0 where masked, from what the model's head reads (N,D), with `budget` bytes of logits at a time.
+/// log p of the tokens that follow (N), 0 where masked, from what the model's head reads (N,D), with `budget` bytes of
+/// logits at a time.
 void next_log_probs(opd::cpu_backend& backend, const transformer<float>& model, const float* states,
                     const row_batch& batch, double temperature, std::size_t budget, std::vector<float>& log_p);
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The teacher's hidden states in fewer numbers than it is wide: the directions that matter for its probabilities, found once, before
-// distillation, by the library's probability-reweighted SVD (opd/compressed.hpp).
+// The teacher's hidden states in fewer numbers than it is wide: the directions that matter for its probabilities, found
+// once, before distillation, by the library's probability-reweighted SVD (opd/compressed.hpp).
 //
-// Calibrated on the teacher's own responses to training prompts, at the temperature of distillation. So a codec is a function of teacher and
-// settings alone, and a run that goes on makes the one that it had.
+// Calibrated on the teacher's own responses to training prompts, at the temperature of distillation. So a codec is a
+// function of teacher and settings alone, and a run that goes on makes the one that it had.
 #pragma once
 
 #include <span>

@@ -139,7 +139,8 @@ opd::result learner::loss_of_logits(const row_batch& batch, const teacher_cache&
     return r;
 }
 
-// The same from what the heads read: the call makes the logits, and writes the gradient of the student's head to its place.
+// The same from what the heads read: the call makes the logits, and writes the gradient of the student's head to its
+// place.
 opd::result learner::loss_of_states(const row_batch& batch, const teacher_cache& cache, std::int32_t version) {
     const index_t v = model_.shape.vocabulary, d = model_.shape.width;
     const tensor& head = model_.layout.head;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The learner: rows and a teacher cache in, one optimizer step out. The objective is the library's: opd::evaluate writes
-// the gradient over the student's logits, the model carries it to the weights.
+// The learner: rows and a teacher cache in, one optimizer step out. The objective is the library's: opd::evaluate
+// writes the gradient over the student's logits, the model carries it to the weights.
 #pragma once
 
 #include <functional>
@@ -57,12 +57,13 @@ struct student_rows {
     opd::matrix_view<float> dx, dw;
 };
 
-/// The same of a teacher that is kept in hidden states, whose head is `teacher_head` (V, D of the teacher): logits are made for a block of
-/// rows at a time. The gradient is that of what the student's head reads, and of that head.
+/// The same of a teacher that is kept in hidden states, whose head is `teacher_head` (V, D of the teacher): logits are
+/// made for a block of rows at a time. The gradient is that of what the student's head reads, and of that head.
 opd::result objective(opd::cpu_backend& backend, const config& c, const row_batch& batch, const teacher_cache& cache,
                       const student_rows& student, const model_head& teacher_head, std::int32_t version);
 
-/// Mean over the rows of KL(student, teacher), from what the heads of both read. `budget`: bytes of logits of each side.
+/// Mean over the rows of KL(student, teacher), from what the heads of both read. `budget`: bytes of logits of each
+/// side.
 double mean_reverse_kl(opd::cpu_backend& backend, const row_batch& batch, const transformer<float>& student,
                        const std::vector<float>& of_student, const transformer<float>& teacher,
                        const std::vector<float>& of_teacher, std::size_t budget);

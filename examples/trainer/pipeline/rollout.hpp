@@ -16,8 +16,8 @@
 
 namespace trainer {
 
-/// One trajectory per request, in their order; the weights are of that version. A policy whose logits are not finite is a
-/// failure of kind exit_numeric.
+/// One trajectory per request, in their order; the weights are of that version. A policy whose logits are not finite is
+/// a failure of kind exit_numeric.
 std::vector<trajectory> roll_out(const transformer<float>& model, opd::thread_team& threads,
                                  std::span<const request> requests, const sampling& options, std::int32_t version = 0);
 

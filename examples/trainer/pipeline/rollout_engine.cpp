@@ -52,8 +52,8 @@ void rollout_engine::give_back(index_t lane) {
     if (o_.kv_tokens > 0) cache_.release(lane);
 }
 
-// Every sequence gets the pages that its tokens and a step's drafts need, who has drawn most first. Who finds none takes those of
-// the one that has drawn least; who has drawn least itself waits, and everybody behind it that has none.
+// Every sequence gets the pages that its tokens and a step's drafts need, who has drawn most first. Who finds none
+// takes those of the one that has drawn least; who has drawn least itself waits, and everybody behind it that has none.
 void rollout_engine::make_room() {
     order_.clear();
     for (index_t i = 0; i < lanes(); ++i)
@@ -243,8 +243,8 @@ void rollout_engine::draft() {
                 throw std::logic_error(fmt::format("rollout: token {} was drafted, of a vocabulary of {}", id, v));
 }
 
-// The target's own tokens: those after the last tokens of all sequences, then those after the drafts that they are, and so on. A draw
-// that fails where drafts led is left to the step in which it would be due without them.
+// The target's own tokens: those after the last tokens of all sequences, then those after the drafts that they are, and
+// so on. A draw that fails where drafts led is left to the step in which it would be due without them.
 void rollout_engine::follow() {
     const index_t v = weights_.model->shape.vocabulary;
     const auto sequence_of = [&](index_t walk) -> trajectory& {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Continuous batching over a fixed number of lanes: sequences enter and leave one by one, every step() takes all running
-// ones one quantum further, and the weights can change between two steps.
+// Continuous batching over a fixed number of lanes: sequences enter and leave one by one, every step() takes all
+// running ones one quantum further, and the weights can change between two steps.
 //
 // A token is a pure function of (weights, seed, sample, position) and of the tokens before it: lanes, chunks, and what
 // else is running change nothing (model.hpp, sampler.hpp).
@@ -52,8 +52,8 @@ public:
         return (length + options.speculate.most() + kv_page - 1) / kv_page * kv_page;
     }
 
-    /// Before anything runs: other drafters than the options name; auto chooses among them. Strategies as the options say; none of
-    /// --speculate off.
+    /// Before anything runs: other drafters than the options name; auto chooses among them. Strategies as the options
+    /// say; none of --speculate off.
     void draft_with(drafters all, const speculation_options& o);
 
     /// Before anything runs, of an engine that drafts: who is told of its sequences' hidden states.
@@ -86,9 +86,9 @@ public:
     /// All that is drawn from now on is drawn from these weights. Prefixes are kept.
     void install(const policy& weights);
 
-    /// One quantum: every running sequence takes a chunk of what its cache lacks, and a token if nothing is lacking, or several where
-    /// drafts are right. Appends those that are finished; their lanes are free. Returns how many tokens it took through the
-    /// model, drafted ones among them.
+    /// One quantum: every running sequence takes a chunk of what its cache lacks, and a token if nothing is lacking, or
+    /// several where drafts are right. Appends those that are finished; their lanes are free. Returns how many tokens
+    /// it took through the model, drafted ones among them.
     index_t step(std::vector<lane_trajectory>& finished);
 
     /// Those of the last step() that had gone through it before, under other weights.
@@ -102,7 +102,8 @@ public:
     /// What drafting for it took.
     draft_work drafting() const { return speculation_ && rows_ > 0 ? speculation_->work() : draft_work{}; }
 
-    /// Since they were taken last, or its beginning, or that of the engine it was restored from. Zeros without speculation.
+    /// Since they were taken last, or its beginning, or that of the engine it was restored from. Zeros without
+    /// speculation.
     speculation_counts counts() const { return speculation_ ? speculation_->counts() : speculation_counts{}; }
     speculation_counts take_counts() {
         const speculation_counts c = counts();
@@ -113,8 +114,8 @@ public:
     /// What is running, by lane.
     std::vector<lane_trajectory> partials() const;
 
-    /// All of its state but the weights, which must be those again when it is read. Of the cache it is known how far it is
-    /// filled, and its bits are computed again.
+    /// All of its state but the weights, which must be those again when it is read. Of the cache it is known how far it
+    /// is filled, and its bits are computed again.
     template <class A>
     void fields(A& a) {
         a(lanes_);

@@ -2,8 +2,8 @@
 //
 // From rows of logits to tokens, their log-probabilities and what the draw plan records beside them.
 //
-// Drawn by the library (opd/draw.hpp) with keyed noise: what is drawn is a function of (logits, seed, sample, position), whatever rows are drawn
-// together.
+// Drawn by the library (opd/draw.hpp) with keyed noise: what is drawn is a function of (logits, seed, sample,
+// position), whatever rows are drawn together.
 #pragma once
 
 #include <algorithm>
@@ -58,7 +58,8 @@ public:
     /// The next token of t is to be drawn from the logits z (V).
     void add(trajectory& t, const float* z);
 
-    /// Appends a token to every trajectory that was added. Logits that are not finite are a failure of kind exit_numeric.
+    /// Appends a token to every trajectory that was added. Logits that are not finite are a failure of kind
+    /// exit_numeric.
     void draw(std::int32_t version);
 
 private:

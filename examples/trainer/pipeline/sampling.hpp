@@ -17,8 +17,8 @@ sampling sampling_of(const config& c, const any_task& task);
 /// How its rollout drafts.
 speculation_options speculation_of(const config& c, const model_shape* target = nullptr);
 
-/// The number of a sample's prompt. The top byte of a sample is its stage's; within a stage `answers` consecutive samples
-/// answer one prompt, and the n-th prompt is the same however many do.
+/// The number of a sample's prompt. The top byte of a sample is its stage's; within a stage `answers` consecutive
+/// samples answer one prompt, and the n-th prompt is the same however many do.
 constexpr std::uint64_t prompt_of(std::uint64_t sample, int answers) {
     constexpr std::uint64_t within = (std::uint64_t{1} << 56) - 1;
     return (sample & ~within) | (sample & within) / static_cast<std::uint64_t>(answers);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A data set (opd/data/) as what the learner learns from: tokens that a reference policy pi_ref drew, one draw a row, with
-// log pi_ref and the teacher's log q; where the estimator asks for them the teacher's best ids, too.
+// A data set (opd/data/) as what the learner learns from: tokens that a reference policy pi_ref drew, one draw a row,
+// with log pi_ref and the teacher's log q; where the estimator asks for them the teacher's best ids, too.
 //
-// Sequences come in a shuffle by --seed, epoch after epoch; those that are held out are left to whoever asks for them by
-// number. What is learnt depends on the set, its shuffle and the settings.
+// Sequences come in a shuffle by --seed, epoch after epoch; those that are held out are left to whoever asks for them
+// by number. What is learnt depends on the set, its shuffle and the settings.
 #pragma once
 
 #include <memory>
@@ -20,7 +20,8 @@
 
 namespace trainer {
 
-/// Work that reads or writes a set. What the library says of the set is an input failure; of a disk that takes nothing more, `otherwise`.
+/// Work that reads or writes a set. What the library says of the set is an input failure; of a disk that takes nothing
+/// more, `otherwise`.
 template <class Work>
 auto of_set(exit_code otherwise, Work&& work) {
     try {
@@ -38,8 +39,8 @@ struct offline_batch {
     teacher_cache cache;
 };
 
-/// The set of --offline, and where in it the run is. Damage, and what the student cannot learn from, are failures of kind
-/// exit_input that name the set and the sequence.
+/// The set of --offline, and where in it the run is. Damage, and what the student cannot learn from, are failures of
+/// kind exit_input that name the set and the sequence.
 class set_source {
 public:
     /// `longest`: most tokens of a sequence. Reads every byte once.

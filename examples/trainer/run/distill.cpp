@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Distillation: rollout workers, teachers and the learner under the library's scheduler, which lets them take turns or overlap, run by
-// one of two drivers.
+// Distillation: rollout workers, teachers and the learner under the library's scheduler, which lets them take turns or
+// overlap, run by one of two drivers.
 //
 //   threads   every worker on a thread of its own. A checkpoint holds the scheduler and the sequences in flight, if there are any, and no
 //             clock; rollout goes on from the responses as far as they were
 //   virtual   one call after the other, at times that follow from --cost-*: the same run wherever it runs. A checkpoint holds
 //             the driver with everything in it, to the half-filled cache of a prompt, and the resumed run is the same run
 //
-// Under sync nothing is in flight between two steps: a checkpoint holds the weights alone, and a scheduler begins there.
+// Under sync nothing is in flight between two steps: a checkpoint holds the weights alone, and a scheduler begins
+// there.
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
@@ -89,8 +90,8 @@ public:
         weights_.publish(name, learn_.snapshot(static_cast<std::int32_t>(name.version)));
     }
 
-    /// The last step is made. Something may be outstanding still: where the scheduler gives sequences up it makes up for
-    /// them by whole prompts.
+    /// The last step is made. Something may be outstanding still: where the scheduler gives sequences up it makes up
+    /// for them by whole prompts.
     bool ended() const { return run_.state_.step == run_.settings_.distill.steps; }
 
     /// A step is complete, and the next one has not begun: on the learner's thread.

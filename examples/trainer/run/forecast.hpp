@@ -5,7 +5,8 @@
 //   a supervised step, a step of distillation   measured for as many tokens as solutions have
 //   stages                                      steps × seconds of a step + looks and evaluations, at the measured pace of greedy answers
 //
-// The student's warm-up counts with all its steps, though it may end sooner; schedules whose stages overlap count as if they took turns.
+// The student's warm-up counts with all its steps, though it may end sooner; schedules whose stages overlap count as if
+// they took turns.
 #pragma once
 
 #include <array>

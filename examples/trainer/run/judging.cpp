@@ -24,7 +24,8 @@ std::vector<problem> held_out(const any_task& task, std::size_t most) {
 
 } // namespace
 
-// How good the student is at a step. Distillation goes on meanwhile; in virtual time, where the log is the same every time, it waits.
+// How good the student is at a step. Distillation goes on meanwhile; in virtual time, where the log is the same every
+// time, it waits.
 void run::look_at(std::int64_t step, const policy& student) {
     hear_of_look(true);
     looking_ = std::async(std::launch::async, [this, step, student] {
@@ -54,7 +55,8 @@ void run::hear_of_look(bool wait) {
     log_.write(line.dump());
 }
 
-// The teacher of --start-from, which judges what a data set or a served teacher has made of its student; or nothing in its place.
+// The teacher of --start-from, which judges what a data set or a served teacher has made of its student; or nothing in
+// its place.
 void run::recall_teacher(bool present) {
     if (!without_teacher(settings_)) return;
     if (!present) {

@@ -204,9 +204,9 @@ std::vector<float> run::scoring_teacher(std::vector<float> own) {
     return std::move(other.teacher_weights);
 }
 
-// A checkpoint of other settings: if --steps is all that differs, and asks for more than was done, the run goes on to there;
-// one that had finished distils again. The rate goes on from where it is, down to the same floor; while it warms up it goes on
-// as it would. Returns what the log is to say.
+// A checkpoint of other settings: if --steps is all that differs, and asks for more than was done, the run goes on to
+// there; one that had finished distils again. The rate goes on from where it is, down to the same floor; while it warms
+// up it goes on as it would. Returns what the log is to say.
 nlohmann::ordered_json run::change_steps(const std::string& path, const std::string& saved) {
     const std::string mine = result_settings(settings_);
     auto theirs = nlohmann::ordered_json::parse(saved, nullptr, false);

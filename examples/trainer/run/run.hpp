@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A run from its first step to its report: train a teacher, warm a student up, evaluate both, distil on-policy, evaluate
-// again. Each stage is a loop over steps around objects with explicit inputs and outputs:
+// A run from its first step to its report: train a teacher, warm a student up, evaluate both, distil on-policy,
+// evaluate again. Each stage is a loop over steps around objects with explicit inputs and outputs:
 //
 //   distill:  prompts -> rollout -> trajectories -> teacher -> cache -> learner -> weights, version + 1
 //
-// run.cpp has the run directory, the steps and the first two stages, judging.cpp the evaluations, report.cpp what is said
-// at the beginning and the end. Distillation's stages take turns or overlap, as --schedule says: distill.cpp. With --offline there is a learner
-// alone, whose batches come from a data set, and no teacher is in memory but while a model is evaluated: offline.cpp. With
-// --teacher-url another process is the teacher (served.hpp), and likewise none is in memory.
+// run.cpp has the run directory, the steps and the first two stages, judging.cpp the evaluations, report.cpp what is
+// said at the beginning and the end. Distillation's stages take turns or overlap, as --schedule says: distill.cpp. With
+// --offline there is a learner alone, whose batches come from a data set, and no teacher is in memory but while a model
+// is evaluated: offline.cpp. With --teacher-url another process is the teacher (served.hpp), and likewise none is in
+// memory.
 //
-// The run directory holds config.json, log.jsonl, consumed.jsonl, checkpoints/, samples/, plots/, timing.json and report.json.
+// The run directory holds config.json, log.jsonl, consumed.jsonl, checkpoints/, samples/, plots/, timing.json and
+// report.json.
 #pragma once
 
 #include <array>
@@ -48,7 +50,8 @@ extern std::atomic<bool> interrupted;
 /// The settings' task, and the settings with what models must know of it.
 std::unique_ptr<const any_task> task_of(const config& c);
 config with_task_shapes(config c, const any_task& task);
-/// The teacher or the student of the settings, before it has weights; and what is in the place of one that is not there.
+/// The teacher or the student of the settings, before it has weights; and what is in the place of one that is not
+/// there.
 transformer<float> model_of(const config& c, const any_task& task, bool teacher);
 transformer<float> no_model();
 /// "0.9.0", the library's.

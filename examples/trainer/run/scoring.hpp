@@ -35,8 +35,8 @@ struct set_scorer {
     std::string weights;                         ///< likewise; empty: not known
     std::shared_ptr<served_teacher> served = {}; ///< null: the teacher in this process
 };
-/// The settings' served teacher, which is probed with the student's responses where there is one, and beside the teacher
-/// where that is there too; or the teacher in this process. Everything that is given must live as long.
+/// The settings' served teacher, which is probed with the student's responses where there is one, and beside the
+/// teacher where that is there too; or the teacher in this process. Everything that is given must live as long.
 set_scorer scorer_for(const config& c, const any_task& task, const transformer<float>* student,
                       const transformer<float>* teacher, opd::cpu_backend& backend, const probe_draws& draws = {});
 

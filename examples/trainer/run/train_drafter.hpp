@@ -9,7 +9,8 @@
 
 namespace trainer {
 
-/// Trains a drafter for the student in the run directory's last checkpoint and writes checkpoints/drafter.ckpt beside it.
+/// Trains a drafter for the student in the run directory's last checkpoint and writes checkpoints/drafter.ckpt beside
+/// it.
 exit_code train_drafter(const command& arguments);
 
 } // namespace trainer

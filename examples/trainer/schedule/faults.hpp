@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Stages that fail as a fault_plan says: on threads these, which do as they are told before or after they call the trainer's own; in
-// virtual time a model that answers what opd/sched/virtual_driver.hpp asks it for.
+// Stages that fail as a fault_plan says: on threads these, which do as they are told before or after they call the
+// trainer's own; in virtual time a model that answers what opd/sched/virtual_driver.hpp asks it for.
 #pragma once
 
 #include <condition_variable>

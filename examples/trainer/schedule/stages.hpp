@@ -152,7 +152,8 @@ class teacher_stage {
 public:
     using scored_type = scored_sequence;
 
-    /// `codec`, if any, makes less of hidden states; `meter` counts what is scored; `served` scores in this one's place.
+    /// `codec`, if any, makes less of hidden states; `meter` counts what is scored; `served` scores in this one's
+    /// place.
     teacher_stage(const transformer<float>& teacher, const config& c, int threads,
                   std::shared_ptr<const teacher_codec> codec = {}, std::shared_ptr<cache_meter> meter = {},
                   std::shared_ptr<served_teacher> served = {})
@@ -186,8 +187,9 @@ public:
         : settings_(c), learn_(learn), weights_(weights), after_(std::move(after)), rate_(from),
           entries_(draws_for(c).count) {}
 
-    /// One step, of --mini-batches updates; publishes the weights call.makes() and returns how many it made. Of no sequences, and after
-    /// the run's last step, the weights stay what they are. Asked again for the step that it made last, in another call, it publishes what it has in that one's name.
+    /// One step, of --mini-batches updates; publishes the weights call.makes() and returns how many it made. Of no
+    /// sequences, and after the run's last step, the weights stay what they are. Asked again for the step that it made
+    /// last, in another call, it publishes what it has in that one's name.
     index_t train(std::span<const view> sequences, const opd::sched::train_call& call, std::stop_token);
 
     /// The updates of such a step alone: nothing is published or reported.

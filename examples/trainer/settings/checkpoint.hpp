@@ -3,7 +3,8 @@
 // Everything a run must remember to go on as if it had never stopped. A checkpoint holds no machine's clock: under
 // sync and in virtual time the same settings give the same bytes, interrupted or not.
 //
-// File: "OPDTRAIN" · version (u32) · sections (name, length, bytes), little-endian · FNV-1a of all before (32 characters).
+// File: "OPDTRAIN" · version (u32) · sections (name, length, bytes), little-endian · FNV-1a of all before (32
+// characters).
 #pragma once
 
 #include <cstdint>
@@ -45,8 +46,8 @@ struct run_state {
     std::string drafter;   ///< --adapt-drafter: spot_trainer::state(); empty: none, and none in the file
 };
 
-/// The file's bytes, and what they say: bytes that are damaged, or that no run writes, are a failure of kind exit_input that
-/// names `path`. `settings` is what the bytes were made with.
+/// The file's bytes, and what they say: bytes that are damaged, or that no run writes, are a failure of kind exit_input
+/// that names `path`. `settings` is what the bytes were made with.
 std::string checkpoint_bytes(const run_state& state, const std::string& settings);
 run_state checkpoint_of(std::string_view bytes, const std::string& path, std::string& settings);
 

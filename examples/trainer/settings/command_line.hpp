@@ -27,7 +27,8 @@ struct command {
     std::map<std::string, std::string> in_file; ///< "--rate" to "distill.rate": what a file decides, or could alone
 };
 
-/// `text` with settings under the names that the user gave them: "my.json: distill.rate must be …" for "--rate must be …".
+/// `text` with settings under the names that the user gave them: "my.json: distill.rate must be …" for "--rate must be
+/// …".
 std::string as_given(const command& c, const std::string& text);
 
 /// Parses the command line; usage failures carry the message to print. `every_flag`: those of all settings are taken,

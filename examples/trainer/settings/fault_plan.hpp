@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What goes wrong on purpose (--inject), to see deadlines, retries and checkpoints at work. Of each call of a stage it is drawn, keyed by
-// the run's seed and the call's own number, whether
+// What goes wrong on purpose (--inject), to see deadlines, retries and checkpoints at work. Of each call of a stage it
+// is drawn, keyed by the run's seed and the call's own number, whether
 //
 //   kill    its worker dies in it, and is back `seconds` later
 //   delay   its answer comes `seconds` late

@@ -26,8 +26,8 @@ void write_file(const std::string& path, std::string_view bytes);
 using piece_sink = std::function<void(std::string_view)>;
 void write_pieces(const std::string& path, const std::function<void(const piece_sink&)>& content);
 
-/// A file that another thread writes: who asks for it goes on at once. A request that waits gives way to a newer one; the file is always
-/// whole, and what was asked for last is written when this is gone.
+/// A file that another thread writes: who asks for it goes on at once. A request that waits gives way to a newer one;
+/// the file is always whole, and what was asked for last is written when this is gone.
 class background_file {
 public:
     explicit background_file(std::string path) : path_(std::move(path)), writer_([this] { run(); }) {}
@@ -66,7 +66,8 @@ public:
         if (file_) std::fclose(file_);
     }
 
-    /// Opens the file with those of its lines for which `keep` says so, none if it is null. Returns whether any is left.
+    /// Opens the file with those of its lines for which `keep` says so, none if it is null. Returns whether any is
+    /// left.
     bool open(const std::string& path, const std::function<bool(const std::string& line)>& keep);
     void write(const std::string& line);
 
@@ -75,8 +76,9 @@ private:
     std::FILE* file_ = nullptr;
 };
 
-/// A directory that is this process's alone as long as this lives: whoever is second is refused, by a failure of kind exit_usage that names
-/// the first. The system lets go of it with the process, however that ends; on a file system without locks it keeps nobody out.
+/// A directory that is this process's alone as long as this lives: whoever is second is refused, by a failure of kind
+/// exit_usage that names the first. The system lets go of it with the process, however that ends; on a file system
+/// without locks it keeps nobody out.
 class directory_lock {
 public:
     explicit directory_lock(const std::string& directory);

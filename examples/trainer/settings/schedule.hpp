@@ -11,15 +11,16 @@
 
 namespace trainer {
 
-/// What the scheduler is to do: a train batch is the `--answers` to `--prompts` prompts. Names that do not exist and choices that cannot work
-/// are usage failures that name the flag.
+/// What the scheduler is to do: a train batch is the `--answers` to `--prompts` prompts. Names that do not exist and
+/// choices that cannot work are usage failures that name the flag.
 opd::sched::settings schedule_of(const config& c);
 
 /// The threads of a run: as set, or one per core.
 int threads_of(const config& c);
 /// Rollout workers; unset, as many as threads, or in virtual time four.
 int rollout_workers_of(const config& c);
-/// Teachers, each on a thread of its own; unset, as many as threads where the stages take turns, four of a served one, else one.
+/// Teachers, each on a thread of its own; unset, as many as threads where the stages take turns, four of a served one,
+/// else one.
 int teachers_of(const config& c);
 /// The learner's threads.
 int learner_threads_of(const config& c);

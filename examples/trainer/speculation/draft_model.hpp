@@ -41,8 +41,9 @@ struct drafter_progress {
     adamw_state optimizer;
 };
 
-/// The file's bytes and back; bytes that are damaged, or of no drafter, are a failure of kind exit_input that names `path`. What is trained
-/// alone: embedding and head of a layer are the target's. `progress` is written, and read, if it is asked for and there.
+/// The file's bytes and back; bytes that are damaged, or of no drafter, are a failure of kind exit_input that names
+/// `path`. What is trained alone: embedding and head of a layer are the target's. `progress` is written, and read, if
+/// it is asked for and there.
 std::string drafter_bytes(const draft_model& d, const drafter_progress* progress = nullptr);
 draft_model drafter_of(std::string_view bytes, const std::string& path, drafter_progress* progress = nullptr);
 void save_drafter(const std::string& path, const draft_model& d);

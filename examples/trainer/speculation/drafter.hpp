@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Who guesses a sequence's next tokens. What a drafter says changes no token (speculation.hpp), only how many of them a step brings.
+// Who guesses a sequence's next tokens. What a drafter says changes no token (speculation.hpp), only how many of them a
+// step brings.
 //
-// A rollout_engine tells its drafter of everything: a sequence begins on a lane, the target has read and drawn tokens of it, it ends. It
-// asks for drafts of several sequences in one call, so that a drafter with a model can batch.
+// A rollout_engine tells its drafter of everything: a sequence begins on a lane, the target has read and drawn tokens
+// of it, it ends. It asks for drafts of several sequences in one call, so that a drafter with a model can batch.
 //
 //   hear      of every sequence of a step: which tokens were drawn, and, if reads_hidden(), what the target's head reads at the
 //             positions that went through it and count (drafts that were not followed do not). Every position of a sequence is heard of
@@ -91,8 +92,9 @@ struct retrieval_options {
     std::int32_t least = 2;            ///< tokens at a text's end that must have occurred before
 };
 
-/// Drafts what came after the same tokens before: in the text itself, in other answers to the prompt that this engine writes or wrote, and in
-/// those of the last time that the prompt came. Prompts are told apart by a hash of their tokens.
+/// Drafts what came after the same tokens before: in the text itself, in other answers to the prompt that this engine
+/// writes or wrote, and in those of the last time that the prompt came. Prompts are told apart by a hash of their
+/// tokens.
 class retrieval_drafter final : public drafter {
 public:
     explicit retrieval_drafter(const retrieval_options& o = {}) : options_(o), memory_(o.tokens) {}

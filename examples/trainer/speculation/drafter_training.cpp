@@ -225,7 +225,8 @@ double drafter_trainer::loss_of_laws(std::span<const drafter_text> texts, const 
     }
     weights_.assign(refused.size(), 1.0f);
     if (d.loss == "lk") {
-        // drafts: a prompt is one, and none of its rows counts; the first of a response is shorter, elsewhere in every step
+        // drafts: a prompt is one, and none of its rows counts; the first of a response is shorter, elsewhere in every
+        // step
         std::vector<std::int64_t> drafts{0};
         for (std::size_t s = 0; s + 1 < firsts_.size(); ++s) {
             const auto end = firsts_[s + 1];

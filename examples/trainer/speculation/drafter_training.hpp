@@ -13,8 +13,8 @@
 //   h^     of a layer: what it expects of the target, mean over columns. Drafts go on from it, so it had better be near
 //   w      by the row's place in its draft (opd/estimators/draft_weights.hpp), scaled to a mean of 1
 //
-// Rows are those of the target's own responses, teacher-forced: the drafter sees what the target drew. A response is cut into drafts of
-// --drafter-depth rows, elsewhere in every step, for the weights alone.
+// Rows are those of the target's own responses, teacher-forced: the drafter sees what the target drew. A response is
+// cut into drafts of --drafter-depth rows, elsewhere in every step, for the weights alone.
 //
 // What drafts is a draft_model. Sources: lk is LK's loss (arXiv 2602.23881), a mixture as there;
 // eagle that of Li et al. 2024; hass Zhang et al. 2024; eagle3 Li et al. 2025; osd Liu et al. 2023.
@@ -46,7 +46,8 @@ struct drafter_step {
     bool stopped = false;  ///< on request: there is no gradient
 };
 
-/// How likely drafts of the target's own responses are accepted, teacher-forced: draws of their own would be with these.
+/// How likely drafts of the target's own responses are accepted, teacher-forced: draws of their own would be with
+/// these.
 struct expected_acceptance {
     double mean = 0;              ///< of Σ min(p, q)
     std::vector<double> by_depth; ///< of the d-th token, given that those before it were
@@ -54,8 +55,8 @@ struct expected_acceptance {
     double top_3 = 0;             ///< share of the target's tokens that are among the drafter's three likeliest
 };
 
-/// What becomes of drafts along the target's own responses: chains as rollout drafts them, on what the drafter expects of the target and
-/// with the target's noise, from every `stride`-th position, against the tokens that the target drew.
+/// What becomes of drafts along the target's own responses: chains as rollout drafts them, on what the drafter expects
+/// of the target and with the target's noise, from every `stride`-th position, against the tokens that the target drew.
 struct followed_drafts {
     std::vector<double> by_depth; ///< share of the d-th tokens that were followed, given that those before them were
     double length = 0;            ///< mean number of followed tokens
@@ -79,7 +80,8 @@ public:
     /// One update on some of the target's responses; `number` says where drafts begin.
     drafter_step step(std::span<const trajectory* const> responses, double rate, std::int64_t number);
 
-    /// The gradient of such a step alone, flat as the drafter's weights; given up between two of its passes where `stop` asks for it.
+    /// The gradient of such a step alone, flat as the drafter's weights; given up between two of its passes where
+    /// `stop` asks for it.
     drafter_step gradient(std::span<const drafter_text> texts, std::int64_t number, std::vector<float>& out,
                           const std::stop_token& stop = {});
 

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What --speculate takes: no drafts, one of the drafters, or a choice among them by what they cost (speculation.hpp). Each drafter
-// stands here once; to add one is to include its header and to add its line.
+// What --speculate takes: no drafts, one of the drafters, or a choice among them by what they cost (speculation.hpp).
+// Each drafter stands here once; to add one is to include its header and to add its line.
 #pragma once
 
 #include <array>

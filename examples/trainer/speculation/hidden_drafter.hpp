@@ -1,14 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A drafter of one layer (or a few) on the target's hidden states, forward and backward by hand. h[t] is what the target's head reads at
-// position t, x[t] the token there:
+// A drafter of one layer (or a few) on the target's hidden states, forward and backward by hand. h[t] is what the
+// target's head reads at position t, x[t] the token there:
 //
 //   x0[t]  = [h[t]; embedding[x[t+1]]] E                      (R,2D) (2D,D)     E trained; the embedding is the target's
 //   y      = layers(x0), causal                               (R,D)             trained; rotary position t
 //   h^[t+1] = rmsnorm(y[t]) * norm_f                          (R,D)             what it expects of the target; norm_f is the target's
 //   logits of x[t+2] = h^[t+1] Whead^T                        (R,V)             Whead is the target's
 //
-// Norm, embedding and head are read from the target as it is at the moment, and never changed. To draft further h^[t+1] stands for h[t+1].
+// Norm, embedding and head are read from the target as it is at the moment, and never changed. To draft further h^[t+1]
+// stands for h[t+1].
 //
 // A *fused* drafter (EAGLE-3) reads three layers of the target instead, low, middle and last, taps u[t] (3D), each
 // divided by its root mean square: where h[t] stands above it has u[t] F, F (3D,D) trained. h^ is what it goes on from,
@@ -21,10 +22,10 @@
 //   t - j + i, i = 1 ... j     as it is in step i
 // Bit for bit, that is what drafting computes. HASS takes h^ as a constant, EAGLE-3 does not (`through`).
 //
-// **The offset is a type.** Everything that belongs to positions comes as `along`: what lies at positions first, first + 1, …
-// `around<1>(a, base, n)` picks what lies one position after base, base + 1, …; the result is a run_of<1>, and only h of 0 with x of 1 makes
-// inputs, only predictions of 1 meet the target's logits of 1. A row that pairs h[t] with x[t], which trainers have shipped, does not
-// compile.
+// **The offset is a type.** Everything that belongs to positions comes as `along`: what lies at positions first, first
+// + 1, … `around<1>(a, base, n)` picks what lies one position after base, base + 1, …; the result is a run_of<1>, and
+// only h of 0 with x of 1 makes inputs, only predictions of 1 meet the target's logits of 1. A row that pairs h[t] with
+// x[t], which trainers have shipped, does not compile.
 //
 // Sources: Li et al. 2024, EAGLE; Zhang et al. 2024, HASS (arXiv 2408.15766), section 3.2; Li et al. 2025, EAGLE-3
 // (arXiv 2503.01840), sections 3.1 and 3.2. Here h is after the last norm, and the layer's output goes through that
@@ -87,7 +88,8 @@ run_of<Offset, X> around(const along<X>& a, index_t base, index_t rows) {
             a.values.subspan(static_cast<std::size_t>(from * a.width), static_cast<std::size_t>(rows * a.width))};
 }
 
-/// The shape of the trained part for a target: `layers`, heads, kv_heads, head_dim and ffn are `own`'s. Its embedding is E.
+/// The shape of the trained part for a target: `layers`, heads, kv_heads, head_dim and ffn are `own`'s. Its embedding
+/// is E.
 model_shape hidden_drafter_shape(const model_shape& target, model_shape own);
 
 /// Of a fused one, which has F below E.

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Drafts by a model that was trained for it (drafter_training.hpp): a layer on the target's hidden states, or a small model of its own.
+// Drafts by a model that was trained for it (drafter_training.hpp): a layer on the target's hidden states, or a small
+// model of its own.
 //
-// A sequence's rows lie in a cache of the drafter's, one a position: of a model row t is token t, of a layer it is the pair of h[t] and
-// token t + 1. Rows of what the target has drawn are computed once, those of drafts behind them at every call, and a layer's are
-// computed again from the target's own h when it is heard of. All sequences go through the layers together: first what is new of each,
-// whose last row names the first drafts, then depth by depth the best of those that were named (draft_builder::best_of_depth).
-// Each depth computes the rows of the drafts that it goes on from, once.
+// A sequence's rows lie in a cache of the drafter's, one a position: of a model row t is token t, of a layer it is the
+// pair of h[t] and token t + 1. Rows of what the target has drawn are computed once, those of drafts behind them at
+// every call, and a layer's are computed again from the target's own h when it is heard of. All sequences go through
+// the layers together: first what is new of each, whose last row names the first drafts, then depth by depth the best
+// of those that were named (draft_builder::best_of_depth). Each depth computes the rows of the drafts that it goes on
+// from, once.
 //
-// What is drafted is a function of the drafter's weights, the target's hidden states and the tokens: batches, chunks and
-// whether the cache was rebuilt change nothing. What it costs is a function of that and of how far each sequence had been
-// read, which state() keeps: rows that only a cache has lost are computed again and not counted.
+// What is drafted is a function of the drafter's weights, the target's hidden states and the tokens: batches, chunks
+// and whether the cache was rebuilt change nothing. What it costs is a function of that and of how far each sequence
+// had been read, which state() keeps: rows that only a cache has lost are computed again and not counted.
 #pragma once
 
 #include <algorithm>

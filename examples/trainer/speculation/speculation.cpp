@@ -34,8 +34,8 @@ constexpr double look_without = 1.0 / 16; // what a step takes without, over the
 constexpr std::int32_t patience = 16;     // decisions in a row that no draft pays, then comes a rest
 constexpr index_t trial = 48;     // steps that asked for drafts, after which they must have paid, or comes a rest
 constexpr std::int32_t rest = 64; // steps of the first; each is twice as long as the one before, to 64 times
-// Decisions of a turn. What a sequence keeps in a step is 0 or 1 most often, and sometimes all: the median over steps does not see what a
-// deep draft brings, that over turns does.
+// Decisions of a turn. What a sequence keeps in a step is 0 or 1 most often, and sometimes all: the median over steps
+// does not see what a deep draft brings, that over turns does.
 constexpr std::int32_t turn = 8;
 
 // Choices: the arms of each drafter, the fixed strategy, none.

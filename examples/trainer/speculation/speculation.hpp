@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Speculative rollout of one engine: which sequences get drafts in a step, how many, and what is learnt from what became of them.
+// Speculative rollout of one engine: which sequences get drafts in a step, how many, and what is learnt from what
+// became of them.
 //
 //   off      no drafts
 //   one of the drafters (drafters.hpp): the same strategy for every sequence in every step; learned: with trees
@@ -11,9 +12,9 @@
 //            then no drafter is asked, to know what drafts cost. Where no draft was worth its rows for some steps of such a batch, or the steps
 //            that asked brought a sequence fewer tokens than break even, a while goes by without any
 //
-// What is drafted changes no token, no log mu, no version and no draw: the target's own token, drawn with the noise of its sample
-// and position, is what is kept at every position, and drafts only say which positions a step looks at (opd/spec/verify.hpp: `follow`).
-// On threads `auto` depends on the machine's clock, in virtual time on --cost-*.
+// What is drafted changes no token, no log mu, no version and no draw: the target's own token, drawn with the noise of
+// its sample and position, is what is kept at every position, and drafts only say which positions a step looks at
+// (opd/spec/verify.hpp: `follow`). On threads `auto` depends on the machine's clock, in virtual time on --cost-*.
 #pragma once
 
 #include <array>
@@ -61,7 +62,8 @@ std::string choice_name(const speculation_options& o, std::size_t choice);
 /// Seconds of a step: a + b·rows + c·passes, rows of any kind and passes of the drafter; asking it counts as one more.
 class step_fit {
 public:
-    /// A step that took much longer than such steps do says something of the machine, not of its rows, and counts as three times as long.
+    /// A step that took much longer than such steps do says something of the machine, not of its rows, and counts as
+    /// three times as long.
     void heard(index_t rows, index_t passes, double seconds);
     bool known() const { return heard_ >= least; }
     double of(index_t rows, index_t passes = 0) const; ///< seconds; positive
@@ -118,12 +120,14 @@ public:
     void begin(index_t lane, const trajectory& t);
     void end(index_t lane, const trajectory& t, bool finished);
 
-    /// Before a step: decides, and drafts. `reading`: rows of it that only read a prefix. `vacant`: lanes are free, so nobody waits for one,
-    /// and who is to write most yet decides when all are done: under auto tokens count by what is left of their sequence.
+    /// Before a step: decides, and drafts. `reading`: rows of it that only read a prefix. `vacant`: lanes are free, so
+    /// nobody waits for one, and who is to write most yet decides when all are done: under auto tokens count by what is
+    /// left of their sequence.
     void draft(std::span<const due> sequences, index_t reading, bool vacant);
     /// What is to be verified for the lane, by the step for which draft() was called.
     const opd::spec::draft_tree& tree(index_t lane) const { return plans_[static_cast<std::size_t>(lane)].tree; }
-    /// After it, of each of them: which of those the target drew as well, and how many tokens the step drew for the sequence.
+    /// After it, of each of them: which of those the target drew as well, and how many tokens the step drew for the
+    /// sequence.
     void verified(index_t lane, const opd::spec::verdict& v, index_t tokens);
     bool reads_hidden() const;
     bool reads_layers() const;
@@ -179,7 +183,8 @@ private:
             if constexpr (A::reading) drafter->restore(drafts);
         }
     };
-    // Steps that asked for drafts. They are compared by how many times as long they took as steps without: batches differ.
+    // Steps that asked for drafts. They are compared by how many times as long they took as steps without: batches
+    // differ.
     struct sums {
         index_t steps = 0, sequences = 0;
         std::int64_t accepted = 0, tokens = 0;

@@ -210,7 +210,8 @@ void spot_trainer::apply(pending& made) {
     if (newest_.updates % settings_.speculation.adapt_checkpoint_every == 0) write();
 }
 
-// The weights are never changed again, so that the other thread can read them while training goes on; the optimizer's state is copied.
+// The weights are never changed again, so that the other thread can read them while training goes on; the optimizer's
+// state is copied.
 void spot_trainer::write() {
     if (!file_) return;
     file_->write([model = newest_.model, progress = drafter_progress{newest_.updates, newest_.trained_on, optimizer_}] {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A drafter that learns while the student does: --adapt-drafter. Rollout workers record what the target's head reads while it verifies,
-// and train the drafter in slices while they have nothing to run (opd/sched/stages.hpp, spare()).
+// A drafter that learns while the student does: --adapt-drafter. Rollout workers record what the target's head reads
+// while it verifies, and train the drafter in slices while they have nothing to run (opd/sched/stages.hpp, spare()).
 //
 //   recorder   of one engine: hidden states of what runs on its lanes; a response that is finished goes to the buffer
 //   buffer     opd/spec/draft_data_buffer.hpp: what finished since a policy version was first heard of, and since the one before. Of the
@@ -12,11 +12,11 @@
 //              install weights, or begin to run something: then nothing that it has read is lost. Its age is how many policy versions
 //              it is behind: those since the newest response that it learnt from
 //
-// What a drafter is, and how old, is never a matter of correctness (speculation.hpp). The laws that it learns are those of the head of the
-// policy that the worker has, on recorded states: those of the last step are one policy version old.
-// In virtual time all of it is a function of the settings; state() is a part of the checkpoint. On threads nobody's timing is repeated:
-// a resumed run goes on from the drafter's own file, which is written beside the run and holds what is trained and its optimizer.
-// Any thread may call spot_trainer.
+// What a drafter is, and how old, is never a matter of correctness (speculation.hpp). The laws that it learns are those
+// of the head of the policy that the worker has, on recorded states: those of the last step are one policy version old.
+// In virtual time all of it is a function of the settings; state() is a part of the checkpoint. On threads nobody's
+// timing is repeated: a resumed run goes on from the drafter's own file, which is written beside the run and holds what
+// is trained and its optimizer. Any thread may call spot_trainer.
 //
 // Source: Hu et al. 2025, TLT, sections 4.2 and 4.3 (spot trainer, DataBuffer, one-step offset).
 #pragma once
@@ -93,17 +93,18 @@ struct drafter_version {
 
 class spot_trainer {
 public:
-    /// `workers` rollout workers, numbered from 0. `file`: where the drafter is written to, every --adapt-checkpoint-every updates, by a
-    /// thread of its own; empty: nowhere.
+    /// `workers` rollout workers, numbered from 0. `file`: where the drafter is written to, every
+    /// --adapt-checkpoint-every updates, by a thread of its own; empty: nowhere.
     spot_trainer(const config& c, std::shared_ptr<const draft_model> first, std::int32_t workers,
                  const std::string& file = {});
 
     /// A response is finished; its worker is not at a slice.
     void record(recorded_response r);
 
-    /// A slice by a worker that has nothing to run: none where there is nothing to learn from, where it was done often enough for this
-    /// policy version (--adapt-slices), or, on threads, where others are at as many as the learner leaves cores for (at least one): a
-    /// slice without a core of its own lets go of its worker late, and holds the learner up.
+    /// A slice by a worker that has nothing to run: none where there is nothing to learn from, where it was done often
+    /// enough for this policy version (--adapt-slices), or, on threads, where others are at as many as the learner
+    /// leaves cores for (at least one): a slice without a core of its own lets go of its worker late, and holds the
+    /// learner up.
     std::optional<slice_work> slice(std::int32_t worker, const policy& target, std::stop_token stop);
     /// The worker's last slice is over.
     void settle(std::int32_t worker);

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// opd-compare-schedules DIRECTORY [--worlds=threads,virtual,fixed,outstanding,seeds] [--seeds=3] [--steps=400]: two-step-off and
-// asynchronous distillation beside synchronous, from one teacher and one warm student, on the task with long responses (operands to 999,
-// at most 40 steps).
+// opd-compare-schedules DIRECTORY [--worlds=threads,virtual,fixed,outstanding,seeds] [--seeds=3] [--steps=400]:
+// two-step-off and asynchronous distillation beside synchronous, from one teacher and one warm student, on the task
+// with long responses (operands to 999, at most 40 steps).
 //
 //   threads   this machine's cores: sync with all of them in every stage; the others with a thread a stage, the learner on one
 //             or on as many as sync has
@@ -17,9 +17,9 @@
 //   outstanding   automatic M beside fixed ones in virtual time, where the learner, the teacher or rollout limits (120 steps, first seed)
 //   seeds         sync and async (tau = 4) as opd-train has them, on this machine's cores, to the end: accuracy and throughput by seed
 //
-// The first row of each is the sync that uses every core in every stage; speed-ups are over that. Teacher and student are
-// trained once and kept in DIRECTORY/base. Schedules take turns within a seed. Speed-ups are ratios of throughput (response
-// tokens of updates 6 … J over the time from update 5 to J) within a seed: median, smallest, largest.
+// The first row of each is the sync that uses every core in every stage; speed-ups are over that. Teacher and student
+// are trained once and kept in DIRECTORY/base. Schedules take turns within a seed. Speed-ups are ratios of throughput
+// (response tokens of updates 6 … J over the time from update 5 to J) within a seed: median, smallest, largest.
 #include <algorithm>
 #include <cstdio>
 #include <string>

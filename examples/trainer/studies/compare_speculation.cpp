@@ -414,10 +414,10 @@ void compare_slices(const std::string& directory, int rounds) {
     }
 }
 
-// One run distils the student with a drafter that learns, and stops now and then; what it began with is judged beside it, on the same
-// student. Another says what drafts bring without. Slices are few enough for their own time (--adapt-slices); two short
-// runs, one with as many as there is time for which change no drafter, say how much of the idle time is used, and what
-// that delays.
+// One run distils the student with a drafter that learns, and stops now and then; what it began with is judged beside
+// it, on the same student. Another says what drafts bring without. Slices are few enough for their own time
+// (--adapt-slices); two short runs, one with as many as there is time for which change no drafter, say how much of the
+// idle time is used, and what that delays.
 void compare_adaptation(const std::string& directory, int steps) {
     const std::string base = directory + "/moving", student = student_in(base, moving);
     const std::string frozen = drafter_in(base, moving + small_drafter);

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// One character, one token. Ids beyond the symbols are padding of a model's vocabulary: they read as '?', which no text has.
+// One character, one token. Ids beyond the symbols are padding of a model's vocabulary: they read as '?', which no text
+// has.
 #pragma once
 
 #include <cstdint>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What rollout produces: a prompt's response and, per response token, log mu of the behaviour policy, the version of the
-// weights that drew it, and what else the learner's estimator wants recorded of mu.
+// What rollout produces: a prompt's response and, per response token, log mu of the behaviour policy, the version of
+// the weights that drew it, and what else the learner's estimator wants recorded of mu.
 #pragma once
 
 #include <cstdint>

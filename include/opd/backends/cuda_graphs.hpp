@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // CUDA graphs for opd/spec/captured_graphs.hpp: launches on one stream, captured. Needs CUDA's headers but no nvcc. All
-// of the CUDA backend's calls but `fetch` may be captured; so may draws, with their arena, and cuBLAS calls whose handle
-// has a workspace (cublasSetWorkspace).
+// of the CUDA backend's calls but `fetch` may be captured; so may draws, with their arena, and cuBLAS calls whose
+// handle has a workspace (cublasSetWorkspace).
 //
 //   spec::captured_graphs graphs(spec::graph_pool(plan, bytes_of), cuda_graph_api{stream});
 //

@@ -39,7 +39,8 @@ struct no_note {
     OPD_INLINE nowhere place(index_t) const { return {}; }
 };
 /// Keeps numbers of each id from `first` on, an anchor's 1 too: its exponentials, the student's alone, or the student's
-/// and expm1(-k delta). They are relative to the anchors of their time: the last ones from the leaf on that holds these.
+/// and expm1(-k delta). They are relative to the anchors of their time: the last ones from the leaf on that holds
+/// these.
 template <class Value, kept What>
 struct keep_numbers {
     static constexpr bool of_some = What == kept::student;

@@ -2,8 +2,8 @@
 //
 // Lines of floats as half and back, bit for bit what `half` makes of each.
 //
-// On x86-64, eight at a time where the processor converts them itself (F16C), asked for at run time. The processor keeps
-// a NaN's payload and quiets it, `half` does neither: eight that have one are converted one by one.
+// On x86-64, eight at a time where the processor converts them itself (F16C), asked for at run time. The processor
+// keeps a NaN's payload and quiets it, `half` does neither: eight that have one are converted one by one.
 #pragma once
 
 #include <algorithm>

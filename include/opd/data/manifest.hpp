@@ -9,8 +9,8 @@
 //                              Each with a checksum that takes in the line before, the first one set.json's
 //
 // set.json is written once, a shard once, the index grows. Who teaches is told by fingerprints, 128-bit hashes as
-// fingerprint_of makes them, or any text: Lightning OPD's theorems need the teacher that the student was fine-tuned on to be
-// the one that scores (arXiv 2604.13010), so a set of two is refused unless that is asked for by name.
+// fingerprint_of makes them, or any text: Lightning OPD's theorems need the teacher that the student was fine-tuned on
+// to be the one that scores (arXiv 2604.13010), so a set of two is refused unless that is asked for by name.
 #pragma once
 
 #include <algorithm>
@@ -231,7 +231,8 @@ inline std::string end_text(const index_contents& all, std::uint32_t& sum) {
            "\n";
 }
 
-/// Lines of an index; `sum`: set.json's. A last line without a line feed is what a crash leaves: it is told, not refused.
+/// Lines of an index; `sum`: set.json's. A last line without a line feed is what a crash leaves: it is told, not
+/// refused.
 inline index_contents index_of(std::string_view text, const std::string& file, std::uint32_t sum) {
     index_contents all;
     all.sum = sum;

@@ -173,8 +173,8 @@ std::pair<Id, Id> range_of_ids(const Id* ids, index_t n) {
     return {least, most};
 }
 
-/// Appends n ids to a stream of `have`: ids that were looked at. `by_eight`: with the instructions that the processor has;
-/// the bytes are the same.
+/// Appends n ids to a stream of `have`: ids that were looked at. `by_eight`: with the instructions that the processor
+/// has; the bytes are the same.
 template <std::integral Id, class Bytes>
 void append_ids(const Id* ids, index_t n, int bits, Bytes& stream, index_t have, bool by_eight = has_avx2()) {
     stream.resize(packed_bytes(have + n, bits));

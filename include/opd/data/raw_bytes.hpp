@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Bytes that grow like a std::vector's, but that nobody fills with zeros before they are written. Large ones ask for huge
-// pages where the system has them: a page fault for 2 MiB, not for 4 KiB.
+// Bytes that grow like a std::vector's, but that nobody fills with zeros before they are written. Large ones ask for
+// huge pages where the system has them: a page fault for 2 MiB, not for 4 KiB.
 #pragma once
 
 #include <cstddef>

@@ -17,8 +17,9 @@
 // invalid_input that names the file, and the tensor, for whatever was altered, cut or exchanged, and for what is not
 // in the set.
 //
-// Memory: `most_mapped` shards at most, apart from those that somebody still has rollouts of; 64 MiB for copies at most,
-// apart from those of rollouts that live; and per set a line of its index for each shard. One rollout_set serves any number of readers and threads; a reader is one thread's.
+// Memory: `most_mapped` shards at most, apart from those that somebody still has rollouts of; 64 MiB for copies at
+// most, apart from those of rollouts that live; and per set a line of its index for each shard. One rollout_set serves
+// any number of readers and threads; a reader is one thread's.
 //
 // Above 600 lines: every kind of column is opened, checked and read beside the others.
 #pragma once

@@ -16,8 +16,8 @@
 // and so where to go on; what was half written is removed, and recovered() names it. One writer at a time has the
 // folder.
 //
-// Memory: two shards. Throws invalid_input, before anything is added, for a sequence that does not fit; opd::error where
-// the disk does not take it, after which the writer is closed and the folder is as if killed.
+// Memory: two shards. Throws invalid_input, before anything is added, for a sequence that does not fit; opd::error
+// where the disk does not take it, after which the writer is closed and the folder is as if killed.
 #pragma once
 
 #include <algorithm>

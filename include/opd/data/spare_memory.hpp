@@ -32,7 +32,8 @@ public:
         for (const auto& [p, size] : spare_) ::operator delete(p, alignment);
     }
 
-    /// At least so many bytes, of any content: the smallest spare piece that is no more than twice as large, or a new one.
+    /// At least so many bytes, of any content: the smallest spare piece that is no more than twice as large, or a new
+    /// one.
     piece take(std::size_t size) {
         constexpr std::size_t unit = 4096;
         size = (size + unit) / unit * unit;

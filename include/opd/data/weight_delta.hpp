@@ -29,12 +29,12 @@
 //     form 1                the changed ones: number - 1 (7 bits a byte), u8 j, u8 k, bytes of U, bytes of S, number of
 //                           X (7 bits a byte each); then L of j bits each, M of k bits each, U, S, X
 //
-// A step is the difference modulo 2^bits of the elements' ranks: their bits, mapped so that floats ascend (sign set: all
-// flipped; else the sign alone), of which -0 and every NaN have their own. It is coded as z - 1, z = 2|step| - [step<0].
-// Gaps between changed elements and codes are Golomb-Rice codes (Rice 1979): the low j (k) bits in L (M), the rest in
-// unary in U (S): so many zeros, a one. A code that has 8 or more left stands in X, with 8 zeros in S and 0 in M.
-// k = bits: no S, all of it in M. A block is never longer than in form 0, so that a delta is never longer than the weights
-// by more than 16 bytes a block and 64 a part.
+// A step is the difference modulo 2^bits of the elements' ranks: their bits, mapped so that floats ascend (sign set:
+// all flipped; else the sign alone), of which -0 and every NaN have their own. It is coded as z - 1, z = 2|step| -
+// [step<0]. Gaps between changed elements and codes are Golomb-Rice codes (Rice 1979): the low j (k) bits in L (M), the
+// rest in unary in U (S): so many zeros, a one. A code that has 8 or more left stands in X, with 8 zeros in S and 0 in
+// M. k = bits: no S, all of it in M. A block is never longer than in form 0, so that a delta is never longer than the
+// weights by more than 16 bytes a block and 64 a part.
 //
 // Above 600 lines: writer and reader of one format, whose every field stands in both.
 #pragma once
@@ -176,7 +176,7 @@ private:
     std::size_t room_ = 0;
 };
 
-// --- writing ------------------------------------------------------------------------------------------------------------
+// --- writing ---------------------------------------------------------------------------------------------------------
 
 /// The low `bits` bits of each number, one behind the other, the lowest first; bits <= 32.
 inline std::byte* put_low(const std::uint32_t* x, std::size_t n, unsigned bits, std::byte* p) {
@@ -675,7 +675,7 @@ inline std::vector<std::byte> whole_weights(std::span<const weight_part> is, std
     return all;
 }
 
-// --- reading ------------------------------------------------------------------------------------------------------------
+// --- reading ---------------------------------------------------------------------------------------------------------
 
 /// What a part's message says of itself.
 struct weight_delta_part {
@@ -859,8 +859,8 @@ private:
     std::size_t width_ = 0; ///< bytes of a store; 0: as any others
 };
 
-/// A block that is done and the one behind it, chunk by chunk: the checksum of either (of the former if `sums`, for where
-/// it is unchanged it is known), and where a copy is made, what is done goes out and the next comes in its place.
+/// A block that is done and the one behind it, chunk by chunk: the checksum of either (of the former if `sums`, for
+/// where it is unchanged it is known), and where a copy is made, what is done goes out and the next comes in its place.
 struct two_blocks {
     std::byte* done;
     std::size_t done_bytes;
@@ -1023,8 +1023,8 @@ public:
         return p;
     }
 
-    /// Writes `to`, from `base` or, where that is the same memory, in place. On a refusal in place the part is what it was;
-    /// another target holds anything then.
+    /// Writes `to`, from `base` or, where that is the same memory, in place. On a refusal in place the part is what it
+    /// was; another target holds anything then.
     void apply(const weight_delta_part& p, std::span<const std::byte> base, const weight_target& to) {
         check(p, to);
         if (p.whole) {
@@ -1097,8 +1097,8 @@ private:
     detail::delta_scratch scratch_;
 };
 
-/// Applies all of a delta: `to[i]` from `base[i]`; where those are the same memory, in place. Returns what is held then.
-/// Refused (invalid_input, missed_base): `to` is what it was where it was in place, else it holds anything.
+/// Applies all of a delta: `to[i]` from `base[i]`; where those are the same memory, in place. Returns what is held
+/// then. Refused (invalid_input, missed_base): `to` is what it was where it was in place, else it holds anything.
 inline weight_version apply_weight_delta(std::span<const std::byte> delta, const weight_version& held,
                                          std::span<const weight_part> base, std::span<const weight_target> to) {
     using namespace detail;

@@ -18,8 +18,8 @@
 //   greatest, least  over the sequence's tokens; a veto on one token is {.at = correction_level::least, .low = 1e-4}
 //
 // Where tokens alone decide, `corrected{c, S}` is a surrogate and the call one pass. Where a sequence decides
-// (c.needs_pass()) or rejected tokens leave the count (c.shrinks), a pass over the whole batch, correction_fit.hpp, comes
-// first, and c.passed = true says so.
+// (c.needs_pass()) or rejected tokens leave the count (c.shrinks), a pass over the whole batch, correction_fit.hpp,
+// comes first, and c.passed = true says so.
 //
 // Sequences are of one drawn token a row. Source: VeXact eq. 6-7, 8-11; verl, TRL, slime: correction_presets.hpp.
 #pragma once

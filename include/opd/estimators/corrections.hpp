@@ -65,7 +65,8 @@ OPD_HD OPD_INLINE token_out weighted_token(token_out out, double log_r, double l
     out.flags |= r.flags | (w == r.value ? 0 : token_flag::truncated);
     return out;
 }
-/// Whether the binary total variation of a token leaves it in: p - mu within [-low, high], on the side of its advantage.
+/// Whether the binary total variation of a token leaves it in: p - mu within [-low, high], on the side of its
+/// advantage.
 OPD_HD OPD_INLINE bool inside_tv(const token_in& x, double low, double high) {
     const double apart = ::exp(x.log_p) - ::exp(x.log_mu);
     return x.advantage > 0 ? !(apart > high) : !(apart < -low);

@@ -9,9 +9,9 @@
 //                                              max(least, e^-|log q - log p|)         IDA-OPD (arXiv 2608.29846)
 //   ramp{from, to, begin, end}.at(version)     from up to version `begin`, to from `end` on, a line between
 //
-// fill_ida: an update along A ∇log p(a) changes H by -A (p(a) (log p(a) + H) - Σ p² (log p + H)) to first order; the sum
-// over the vocabulary, which sampled scores do not know, is left out: the sign is that of -A (log p(a) + H), A = log q -
-// log p. The paper's abstract was read, not its formula of the shrinkage: e^-|A| is this project's.
+// fill_ida: an update along A ∇log p(a) changes H by -A (p(a) (log p(a) + H) - Σ p² (log p + H)) to first order; the
+// sum over the vocabulary, which sampled scores do not know, is left out: the sign is that of -A (log p(a) + H), A =
+// log q - log p. The paper's abstract was read, not its formula of the shrinkage: e^-|A| is this project's.
 //
 // Weights depend on the draws: they bias, as the papers' do. Shapes as said, double and float; nats. Throws
 // invalid_input: sizes, numbers that are not finite of rows that count, gamma below 0, least outside [0, 1].

@@ -464,8 +464,8 @@ OPD_INLINE Num half_of_word(Num x) {
     }
 }
 
-// Of few rows, whose lanes would be idle: outputs across the lanes. A block of B is turned in registers, and B comes once, as
-// fast as memory gives it. bfloat16 is turned in pairs, two inputs a lane, which are then widened to one each.
+// Of few rows, whose lanes would be idle: outputs across the lanes. A block of B is turned in registers, and B comes
+// once, as fast as memory gives it. bfloat16 is turned in pairs, two inputs a lane, which are then widened to one each.
 template <class T, class B>
 void product_of_few(const product_operands<T, B>& o, index_t left, index_t right) {
     using Num = product_number<T>;

@@ -42,22 +42,24 @@ struct event {
         rolled_out,  ///< ticket, versions
         rollout_failed,
         aborted,
-        parked, ///< ticket, versions of the tokens that it has, which the driver keeps: it goes on later, on any worker. Asked for or not
+        parked, ///< ticket, versions of the tokens that it has, which the driver keeps: it goes on later, on any
+                ///< worker. Asked for or not
         scored, ///< job, worker, tickets
         score_failed,
         learned, ///< job; count: optimizer updates
         learn_failed,
-        synced, ///< worker, job; elasticity, where it is known
-        weights_lost, ///< job: what it published cannot be had any more, as its source died while others were to install it, or later
-        tick,  ///< nothing but time passes
-        pause, ///< nothing new starts
+        synced,       ///< worker, job; elasticity, where it is known
+        weights_lost, ///< job: what it published cannot be had any more, as its source died while others were to
+                      ///< install it, or later
+        tick,         ///< nothing but time passes
+        pause,        ///< nothing new starts
         resume,
         park,   ///< ticket: it is to be parked. Nothing happens if that attempt does not run, or is to let go already
         resize, ///< count: permits M, from batch to what the settings allow
         close,  ///< nothing new is admitted; what is outstanding is finished, the last batch may be short
         stop,   ///< everything outstanding is given up; an update that was made is still consumed
-        payload_lost ///< tickets, or ticket if there are none: what those attempts drew, or its score, cannot be had any
-                     ///< more; job: of the call that found so, if one did. To a train call it is the answer
+        payload_lost ///< tickets, or ticket if there are none: what those attempts drew, or its score, cannot be had
+                     ///< any more; job: of the call that found so, if one did. To a train call it is the answer
     };
     friend constexpr kind last_of(kind) { return kind::payload_lost; }
     kind what = kind::tick;

@@ -105,8 +105,8 @@ public:
         move(s, place::waiting);
         entries_[s].start = -1;
     }
-    /// As restarted, and behind all that were admitted before: its step went on without it, so in front of them it would
-    /// push one beyond its step.
+    /// As restarted, and behind all that were admitted before: its step went on without it, so in front of them it
+    /// would push one beyond its step.
     void admitted_again(slot_t s) {
         restarted(s);
         std::visit([&](auto& o) { o.withdrawn(s), o.admitted(s); }, order_);

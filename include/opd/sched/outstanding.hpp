@@ -25,11 +25,11 @@
 // is worth: docs/sched/outstanding.md.
 //
 // Lemma 1. If the learner never waits, a sequence that is upstream at n steps has a start lag of at least n + 1, under
-// every policy; so the mean lag is at least 1 + E n. Proof. Without waiting each batch begins at a step. A sequence that
-// starts at version v and is upstream at n steps can at the earliest join the batch that begins at the step to version
-// v + n + 1. It is consumed n + 1 versions after its start. Just before permits return, B·E n are upstream in the mean
-// (Little's formula, counted at steps). So M = 2·B + mean upstream is the least M that keeps a learner fed, and its mean
-// lag M/B - 1 = 1 + E n attains the bound. The rule pays 0.1 more.
+// every policy; so the mean lag is at least 1 + E n. Proof. Without waiting each batch begins at a step. A sequence
+// that starts at version v and is upstream at n steps can at the earliest join the batch that begins at the step to
+// version v + n + 1. It is consumed n + 1 versions after its start. Just before permits return, B·E n are upstream in
+// the mean (Little's formula, counted at steps). So M = 2·B + mean upstream is the least M that keeps a learner fed,
+// and its mean lag M/B - 1 = 1 + E n attains the bound. The rule pays 0.1 more.
 //
 // Lemma 2. Take J steps in which all permits are in use, nothing was held, no bound was met and l is the smallest of
 // the three. Then the ready sequences at the ask fall short of 1.1·B by at most half of what they exceed it by, in the
@@ -37,9 +37,9 @@
 // just half. Proof. Before permits return M = B + U + ready. So l changes by half of a shortfall, by a quarter of an
 // excess, and by more where the learner starved. Sum over the steps: l stays in [B, (tau + 1)·B].
 //
-// Lemma 3. Let workers run n sequences each, and let a quantum take a + b·n. Let weights change once with every batch of
-// K tokens a worker, and let rebuilding a running prefix take R seconds in the mean. Then T, the seconds of a batch, has
-// d log T/d log n = -(a·quanta - n·R)/T, the elasticity with the other sign. Proof. A batch takes K/n quanta, so
+// Lemma 3. Let workers run n sequences each, and let a quantum take a + b·n. Let weights change once with every batch
+// of K tokens a worker, and let rebuilding a running prefix take R seconds in the mean. Then T, the seconds of a batch,
+// has d log T/d log n = -(a·quanta - n·R)/T, the elasticity with the other sign. Proof. A batch takes K/n quanta, so
 // T = K·a/n + K·b + n·R, and n·dT/dn = -K·a/n + n·R. So the pace is greatest at n = √(K·a/R).
 #pragma once
 

@@ -39,9 +39,9 @@
 // by two processes: after abandon_workers() a snapshot is written before an order is sent, or a third process that
 // begins from the same snapshot numbers its epochs as the second did.
 //
-// A lease: an order carries when the report that it answers was sent; the worker trains `lease` seconds from *then*, the
-// coordinator counts from when it came, which is later. So when the coordinator gives a silent worker up, that worker
-// has stopped by itself.
+// A lease: an order carries when the report that it answers was sent; the worker trains `lease` seconds from *then*,
+// the coordinator counts from when it came, which is later. So when the coordinator gives a silent worker up, that
+// worker has stopped by itself.
 //
 // Errors: invalid_input: an option by its name; `worker`, `group`, `life`, `report` where a report is of no worker or
 // contradicts itself; `version` where the policy goes back; `now` where time does; `snapshot`.
@@ -159,7 +159,8 @@ public:
         w(*this);
         return seal(std::move(w.bytes));
     }
-    /// With the options that it had. Whoever was there then still is: of a process that died, abandon_workers() is next.
+    /// With the options that it had. Whoever was there then still is: of a process that died, abandon_workers() is
+    /// next.
     static spot_coordinator restore(const spot_options& o, std::string_view snapshot) {
         archive_reader reader(unseal(snapshot));
         spot_coordinator c(o);

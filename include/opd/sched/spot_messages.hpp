@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // What workers and the coordinator of spot training say to each other (spot_coordinator.hpp has the protocol). Both are
-// plain values that list their fields, so a message between processes is the bytes of an archive. Each says all that its
-// sender knows, so of two the one of the higher number counts and the other is forgotten: a message may be lost, late,
-// doubled or overtaken.
+// plain values that list their fields, so a message between processes is the bytes of an archive. Each says all that
+// its sender knows, so of two the one of the higher number counts and the other is forgotten: a message may be lost,
+// late, doubled or overtaken.
 #pragma once
 
 #include <cstdint>

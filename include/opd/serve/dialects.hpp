@@ -345,8 +345,8 @@ inline scores read_sglang(const json& one, const sequence& s, const wanted& what
 }
 
 /// Which entry of an answer is of which generated token, -1: none, or it cannot be told. llama-server leaves tokens
-/// within a character out, so entries are some of the tokens, in order: an entry is certain where the first and the last
-/// way to place them agree.
+/// within a character out, so entries are some of the tokens, in order: an entry is certain where the first and the
+/// last way to place them agree.
 inline std::vector<index_t> placed(const std::vector<std::int32_t>& drawn, const json& entries,
                                    const answer_reader& at) {
     std::vector<std::size_t> first;

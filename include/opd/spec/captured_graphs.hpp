@@ -20,8 +20,8 @@
 //   void destroy(graph) noexcept
 //
 // Errors: the pool's and the Api's. If record throws while a graph is captured, the capture is abandoned and the
-// exception goes on; the pool then still counts the graph: `run` captures it again before it is launched. A capture that
-// fails (no memory) likewise. What the step had launched by then stays launched. All graphs are destroyed with the
+// exception goes on; the pool then still counts the graph: `run` captures it again before it is launched. A capture
+// that fails (no memory) likewise. What the step had launched by then stays launched. All graphs are destroyed with the
 // object. Not thread-safe; graphs may not be in use on another stream when they go.
 //
 // Source: TLT section 5.1.

@@ -12,10 +12,10 @@
 //   b.attach(id, hidden);            the hidden states come later
 //   for (const auto& who : b.choose(4096)) train on b.at(who);       rows of one packed batch
 //
-// Memory: bytes of tokens and hidden states, and `item_overhead` an item, never more than most_bytes. Kept are the first
-// of a ranking, as long as they fit: the longest first, of equals the lowest id. At begin_step what was of this step is
-// cut to `previous_share` of most_bytes; this step has the rest. What has no room even alone keeps nothing else out. So
-// what is kept of a step follows from which responses it had, never from the order in which they came.
+// Memory: bytes of tokens and hidden states, and `item_overhead` an item, never more than most_bytes. Kept are the
+// first of a ranking, as long as they fit: the longest first, of equals the lowest id. At begin_step what was of this
+// step is cut to `previous_share` of most_bytes; this step has the rest. What has no room even alone keeps nothing else
+// out. So what is kept of a step follows from which responses it had, never from the order in which they came.
 //
 // Choice: by turns of the two steps, so that the previous one has as near as may be `previous_share` of the tokens of a
 // batch: of each step what was chosen least often, of those the longest, of those the lowest id; what does not fit is
@@ -24,8 +24,8 @@
 // fields() are all of it. Reading refuses what contradicts itself. A file is the caller's: to a temporary name, then
 // renamed.
 //
-// Errors: invalid_input: `most_bytes`, `previous_share`; `step` where it goes back; `tokens` (none), `first` (outside the
-// tokens), `id` (twice in a step, or at() where nothing is), `hidden` (not the same number of bytes in each row);
+// Errors: invalid_input: `most_bytes`, `previous_share`; `step` where it goes back; `tokens` (none), `first` (outside
+// the tokens), `id` (twice in a step, or at() where nothing is), `hidden` (not the same number of bytes in each row);
 // `snapshot`. What is refused changes nothing.
 //
 // Source: TLT section 4.2 (spot training with DataBuffer).

@@ -16,15 +16,15 @@
 //
 // At start: the graphs of most worth a byte (worth: the shares of the uses that need it), as long as they fit into the
 // budget; or the single one of most worth, if that is more. This is at least half of what any choice within the budget
-// is worth. The rest is captured on demand, at its `capture_after`-th use, into what the budget leaves; for want of room
-// the one that was used longest ago goes, of those that were captured on demand. What does not fit at all runs without a
-// graph.
+// is worth. The rest is captured on demand, at its `capture_after`-th use, into what the budget leaves; for want of
+// room the one that was used longest ago goes, of those that were captured on demand. What does not fit at all runs
+// without a graph.
 //
-// Bytes are integers, of the caller: measured, or `linear_graph_bytes`. Time of plan_graphs: uses · buckets, and n log n
-// in its keys; of use(): the number of graphs on demand. Ties go to the lower key.
+// Bytes are integers, of the caller: measured, or `linear_graph_bytes`. Time of plan_graphs: uses · buckets, and n log
+// n in its keys; of use(): the number of graphs on demand. Ties go to the lower key.
 //
-// Errors: invalid_input: `buckets` (none, or not rising from at least 1), `uses` with its number (a range that is none, a
-// share below 0, an arm without depth), `budget`, `bytes_of` (less than 1), `batch`, `arm`, `capture_after`.
+// Errors: invalid_input: `buckets` (none, or not rising from at least 1), `uses` with its number (a range that is none,
+// a share below 0, an arm without depth), `budget`, `bytes_of` (less than 1), `batch`, `arm`, `capture_after`.
 //
 // Source: TLT section 5.1 (bucketed CUDAGraph capture), figure 10, table 5.
 #pragma once

@@ -25,14 +25,14 @@
 //                   h_i = M_i/(M_i + 1 - rho_i), the last one rho. Accepted up to the last i that is taken with h_i;
 //                   the next token from (rho_i p_{i+1} - q_{i+1})₊. In the mean it accepts no fewer than `verify`
 //
-// Why it is exact. One token: draw x from q and follow it with probability min(1, P(x)/q(x)); if x is refused, draw from
-// R = (P - q)₊ / Σ (P - q)₊. Then v is written with probability min(P(v), q(v)) + (1 - Σ min(P, q)) R(v) = P(v).
+// Why it is exact. One token: draw x from q and follow it with probability min(1, P(x)/q(x)); if x is refused, draw
+// from R = (P - q)₊ / Σ (P - q)₊. Then v is written with probability min(P(v), q(v)) + (1 - Σ min(P, q)) R(v) = P(v).
 // Siblings: after a refusal the next one must write R. It does, by the same statement, if its distribution given the
 // earlier siblings is known: q, or q without the earlier tokens. R does not depend on which token was refused. A token
 // that was not drawn is followed with P(x), and else the token comes from P without x. Trees: below the followed child
 // the same holds with the longer prefix and fresh coins. follow: with keyed noise the token that plain decoding writes
-// after a text is a function of the text; `follow` asks each node for it, goes on where it is a child, else writes it and
-// stops, so by induction the texts are equal. verify_block: the theorem of its source.
+// after a text is a function of the text; `follow` asks each node for it, goes on where it is a child, else writes it
+// and stops, so by induction the texts are equal. verify_block: the theorem of its source.
 //
 // Sources: Leviathan et al. 2023 and Chen et al. 2023 (dense); Miao et al. 2024, SpecInfer (iid_siblings); Chen et
 // al. 2024, Sequoia, and Yang et al. 2024 (without_replacement); Li et al. 2024, EAGLE (one_hot); Sun et al. 2024,
@@ -187,8 +187,9 @@ public:
     };
     /// draw(std::span<const due>, std::span<std::int32_t>) writes the token that the target draws from each of these
     /// rows, ascending by sequence; where it returns false it has drawn nothing, and the call ends where all sequences
-    /// are. ends(sequence): whether the token that was drawn is the text's last, whatever was drafted behind it. Returns
-    /// one verdict a tree, good until the next call. Throws invalid_input, before it draws, for a tree that is none.
+    /// are. ends(sequence): whether the token that was drawn is the text's last, whatever was drafted behind it.
+    /// Returns one verdict a tree, good until the next call. Throws invalid_input, before it draws, for a tree that is
+    /// none.
     template <class Draw, class Ends>
     std::span<const verdict> follow(std::span<const draft_tree> trees, Draw&& draw, Ends&& ends);
     template <class Draw>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The CPU backend's rows of every divergence over logits of one type, to be declared (dense.hpp: float; dense_double.hpp) and
-// compiled once (dense.cpp, dense_double.cpp).
+// The CPU backend's rows of every divergence over logits of one type, to be declared (dense.hpp: float;
+// dense_double.hpp) and compiled once (dense.cpp, dense_double.cpp).
 #pragma once
 
 #include "opd/backends/cpu.hpp"
@@ -19,8 +19,8 @@ using team = detail::team_of_one<typename dense_rows<D, T>::state_type>;
 
 } // namespace opd::test::compiled
 
-/// `kind`: extern (declared), or nothing (compiled here). The rows by themselves too: what is renormalised on a support is a
-/// dense row.
+/// `kind`: extern (declared), or nothing (compiled here). The rows by themselves too: what is renormalised on a support
+/// is a dense row.
 #define OPD_TEST_DENSE_ROW(kind, T, D)                                                                                 \
     kind template void test::compiled::dense_rows<D, T>::row(test::compiled::team<D, T>&) const;                       \
     kind template result cpu_backend::for_rows(const test::compiled::dense_job<D, T>&);

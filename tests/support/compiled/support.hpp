@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The CPU backend's rows of divergences on a support, with float logits and 32-bit ids, that many test programs run: compiled
-// once, in support.cpp.
+// The CPU backend's rows of divergences on a support, with float logits and 32-bit ids, that many test programs run:
+// compiled once, in support.cpp.
 #pragma once
 
 #include "opd/backends/cpu.hpp"

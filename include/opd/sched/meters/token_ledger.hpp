@@ -21,8 +21,8 @@
 // A worker is idle while it is there and runs no sequence; spare work is idle time. Memory: a table by slot, and an
 // entry for each attempt that is running or never told of.
 //
-// Source: the ledger of marin#8936 (generated = consumed + stale + discarded at the end); lost, regenerated and idle are
-// ours.
+// Source: the ledger of marin#8936 (generated = consumed + stale + discarded at the end); lost, regenerated and idle
+// are ours.
 #pragma once
 
 #include <algorithm>
