@@ -517,8 +517,12 @@ TEST_CASE("deltas: a worker that follows, one that joins late, one that missed t
         CHECK(p.model->weights.size() == what.weights.size());
         CHECK(p.model.get() != &what); // memory of its own
         const auto a = p.model->layout.head;
-        CHECK(std::memcmp(p.model->transposed_at(a), what.transposed_at(a), static_cast<std::size_t>(a.size()) * 4) ==
-              0);
+        what.with(a, true, [&](const auto* wanted) {
+            p.model->with(a, true, [&](const auto* got) {
+                REQUIRE(sizeof *got == sizeof *wanted);
+                CHECK(std::memcmp(got, wanted, static_cast<std::size_t>(a.size()) * sizeof *wanted) == 0);
+            });
+        });
         return p;
     };
     for (std::int32_t v = 0; v < 20; ++v) {

@@ -199,7 +199,9 @@ TEST_CASE("published weights arrive whole, whoever takes them and when") {
                 const auto expected = static_cast<float>(p.version);
                 for (const float x : p.model->weights) torn += x != expected;
                 const tensor& head = p.model->layout.head;
-                for (index_t i = 0; i < head.size(); ++i) torn += p.model->transposed_at(head)[i] != expected;
+                p.model->with(head, true, [&](const auto* w) {
+                    for (index_t i = 0; i < head.size(); ++i) torn += static_cast<float>(w[i]) != expected;
+                });
                 std::this_thread::yield();
             }
         });
