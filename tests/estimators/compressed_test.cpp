@@ -558,13 +558,11 @@ TEST_CASE("the page's call") {
     cpu_backend backend;
     // clang-format off
     thread_team threads(2);
-    calibration seen(V, D);                                         // once, on prefixes like those to come, batch by
-                                                                    // batch
+    calibration seen(V, D);                                         // once, on prefixes like those to come, batch by batch
     seen.add(threads, teacher::hidden{view(h, N, D), view(w, V, D)});
     const codec c = make_codec(threads, reweighted_svd(threads, view(w, V, D), seen), view(w, V, D), r);
 
-    encode(threads, c, view(new_h, M, D), view(codes, M, r));       // where the teacher runs: r numbers a token are
-                                                                    // sent
+    encode(threads, c, view(new_h, M, D), view(codes, M, r));       // where the teacher runs: r numbers a token are sent
 
     const teacher::hidden theirs{view(codes, M, r), c.decoder_view()}; // where the student learns
     const auto result = evaluate(backend, student, theirs, reverse_kl{});

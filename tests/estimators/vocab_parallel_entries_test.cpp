@@ -483,8 +483,7 @@ TEST_CASE("the page's call") {
         float* own_dz = gradient.data() + first;
         cpu_backend backend;
         // clang-format off
-        auto call = vocab_parallel(backend, {.first = first, .total = v}, // this rank has the ids [first, first +
-                                                                          // count)
+        auto call = vocab_parallel(backend, {.first = first, .total = v}, // this rank has the ids [first, first + count)
                                    student::logits{view(own_z, n, count, v), view(own_dz, n, count, v)},
                                    teacher::dense{view(own_y, n, count, v)}, jsd{});
         while (call.local()) {                                            // sums over its own ids
