@@ -180,11 +180,12 @@ TEST_CASE("hidden states of two vocabularies in shards") {
     const auto student = [&](index_t first, index_t last, std::vector<float>& dx, std::vector<float>& dw,
                              index_t rows) {
         const index_t from = std::min(first, v_s), count = std::min(last, v_s) - from;
-        return student::hidden<float>{.x = view(x.data(), n, d),
-                                      .w = view(w.data() + from * d, count, d),
-                                      .dx = view(dx.data(), n, d),
-                                      .dw = view(dw.data() + from * d, count, d),
-                                      .budget = std::size_t(rows * v_s * 8)};
+        student::hidden<float> s{.x = view(x.data(), n, d),
+                                 .w = view(w.data() + from * d, count, d),
+                                 .dx = view(dx.data(), n, d),
+                                 .dw = view(dw.data() + from * d, count, d)};
+        if (rows < n) s.budget = budget_of_rows(s, rows);
+        return s;
     };
     const auto teacher = [&](index_t first, index_t last) {
         const index_t from = std::min(first, v_t), count = std::min(last, v_t) - from;
