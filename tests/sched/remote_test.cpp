@@ -27,6 +27,7 @@ TEST_CASE("worlds of remote workers end, and nothing is lost or learnt from twic
                         last = one ? first + 1 : number_from("OPD_WORLDS", 2000 / worlds_share);
     remote_counts met;
     token_totals tokens;
+    std::int64_t told = 0;
     std::uint64_t crashes = 0, frames = 0, processes = 0;
     for (std::uint64_t seed = first; seed < last; ++seed) {
         INFO("OPD_WORLD=" << seed);
@@ -39,6 +40,7 @@ TEST_CASE("worlds of remote workers end, and nothing is lost or learnt from twic
             publications::require(w.tokens().outstanding == 0 && w.tokens().busy_seconds > 0,
                                   "the run is over, and tokens are outstanding, or nobody was busy");
             tokens = tokens.then(w.tokens());
+            told += w.told();
         });
         REQUIRE(wrong == "");
         crashes += c, frames += f, processes += n;
@@ -53,7 +55,7 @@ TEST_CASE("worlds of remote workers end, and nothing is lost or learnt from twic
                    << tokens.idle_seconds << " s idle");
     if (last - first < 100) return;
     for (const std::int64_t n : {met.silent, met.overdue, met.replaced, met.broken, met.stale, met.repeated,
-                                 static_cast<std::int64_t>(crashes), tokens.discarded, tokens.lost})
+                                 static_cast<std::int64_t>(crashes), tokens.discarded, tokens.lost, told})
         CHECK(n > 5);
 }
 

@@ -341,6 +341,7 @@ public:
     const std::vector<std::string>& log() const { return log_; }
     const remote_counts& totals() const { return totals_; }
     token_totals tokens() const { return hooks_.tokens(); }
+    std::int64_t told() const { return hooks_.told; } ///< tokens of attempts that were let go of
     const counters& scheduler_totals() const { return driver_->scheduler().totals(); }
     std::uint64_t crashes() const { return epoch_ - 1; }
     std::uint64_t frames() const { return number_; }
@@ -360,7 +361,12 @@ private:
         remote_world* world = nullptr;
         token_totals before;                                              // of the scheduler's processes that died
         std::map<std::pair<sched::stage, std::int32_t>, bool> there = {}; // busy?
+        std::int64_t told = 0; // tokens of attempts that were let go of, as workers say
         token_totals tokens() const { return before.then(totals()); }
+        void drawn(const ticket& t, std::int64_t tokens, double time) {
+            told += tokens;
+            token_ledger::drawn(t, tokens, time);
+        }
         void up(sched::stage s, std::int32_t w, double t) {
             publications::require(there.emplace(std::pair(s, w), false).second, "a worker is there twice");
             token_ledger::up(s, w, t);
