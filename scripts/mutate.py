@@ -28,7 +28,8 @@ import sys
 import time
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-TRAINER = {"trainer.model": ["model/model.cpp"]}  # of examples/trainer: what its tests run, in float and in double
+# of examples/trainer: what its tests run, and in which numbers
+TRAINER = {"trainer.model": {"model/model.cpp": ("float", "double"), "model/optimizer.cpp": ("float",)}}
 
 
 class Mutant:
@@ -122,10 +123,10 @@ def trainer_folders(folder):
 
 def build_model(name, cxx, flags, folder):
     objects = []
-    for file in TRAINER[name]:
+    for file, numbers in TRAINER[name].items():
         planted = folder / "examples/trainer" / file
         source = planted if planted.exists() else ROOT / "examples/trainer" / file
-        for number in ("float", "double"):
+        for number in numbers:
             objects.append(folder / f"{source.stem}_{number}.o")
             double = ["-DTRAINER_NUMBERS=double"] if number == "double" else []
             subprocess.run([cxx, *flags, *trainer_folders(folder), *double, "-ffp-contract=off", "-fno-math-errno",
