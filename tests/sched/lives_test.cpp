@@ -364,6 +364,21 @@ TEST_CASE("a payload that is lost again and again gives its sequence up") {
     CHECK(t.s.totals().lost_payloads == 2);
 }
 
+namespace {
+
+/// A batch of two is trained and its weights are lost; so is what sequence 0 drew, as the learner says when it is asked
+/// again. What the scheduler then asks for.
+std::string lose_weights_and_payload(script& t) {
+    t.staff(2);
+    t.rolled(0), t.rolled(1);
+    t.scored();
+    t.learned();
+    t.on(event::weights_lost(t.train_job));
+    return t.on(event::payload_lost(t.begun.at(0), t.train_job));
+}
+
+} // namespace
+
 TEST_CASE(
     "payload and weights of an update are lost: the version comes of the rest, and the sequence with a later one") {
     for (const bool streaming : {true, false}) {
@@ -371,12 +386,7 @@ TEST_CASE(
         if (!streaming) o.schedule = opd::sched::sync{};
         o.teacher_batch = 2;
         script t(o);
-        t.staff(2);
-        t.rolled(0), t.rolled(1);
-        t.scored();
-        t.learned();
-        t.on(event::weights_lost(t.train_job));
-        const std::string rest = t.on(event::payload_lost(t.begun.at(0), t.train_job));
+        const std::string rest = lose_weights_and_payload(t);
         CHECK(rest.find("train j" + std::to_string(t.train_job) + " v0:1") != std::string::npos);
         CHECK(t.s.where().waiting >= 1);
         CHECK(t.learned().find("sync v1") != std::string::npos);
@@ -403,12 +413,7 @@ TEST_CASE("the scheduler dies while an update is made again without a lost seque
     o.schedule = opd::sched::sync{};
     o.teacher_batch = 2;
     script t(o);
-    t.staff(2);
-    t.rolled(0), t.rolled(1);
-    t.scored();
-    t.learned();
-    t.on(event::weights_lost(t.train_job));
-    t.on(event::payload_lost(t.begun.at(0), t.train_job));
+    lose_weights_and_payload(t);
     script n(o);
     n.s = scheduler::restore(o, t.s.snapshot());
     n.s.abandon_workers();
