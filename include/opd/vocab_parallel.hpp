@@ -55,7 +55,7 @@ struct partial_item {
 };
 
 template <class Partial>
-constexpr partial_kind kind_of() {
+OPD_HD constexpr partial_kind kind_of() {
     if constexpr (std::is_same_v<Partial, row_sweep>)
         return partial_kind::sweep;
     else if constexpr (std::is_same_v<Partial, double>)

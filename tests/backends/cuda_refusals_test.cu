@@ -13,6 +13,7 @@
 
 #include "opd/backends/cuda.cuh"
 #include "opd/backends/cuda_hidden.cuh"
+#include "opd/backends/cuda_vocab_parallel.cuh"
 #include "opd/estimators/divergences.hpp"
 #include "opd/estimators/support.hpp"
 
@@ -106,6 +107,47 @@ TEST_CASE("CUDA's errors become cuda_error, with call and code") {
     float x = 0;
     const auto z = device_view(&x, 1, 1);
     CHECK_THROWS_AS(evaluate(be, student::logits{z}, teacher::dense{z}, reverse_kl{}), cuda_error);
+}
+
+TEST_CASE("a device's shards are refused before anything is enqueued") {
+    cuda_backend be;
+    float* const z = reinterpret_cast<float*>(std::uintptr_t{4096}); // nobody reads it
+    const student::logits student{device_view(static_cast<const float*>(z), 2, 8)};
+    const teacher::dense known{device_view(static_cast<const float*>(z), 2, 8)};
+    bool asked = false;
+    const auto gather = [&](const void*, void*, std::size_t, cudaStream_t) { asked = true; };
+    const auto call = [&](vocab_shard shard, const device_env& e, int ranks) {
+        return vocab_parallel(be, shard, student, known, reverse_kl{}, e, ranks, gather);
+    };
+    CHECK_THROWS_AS(call({.first = 0, .total = 16}, {}, 0), invalid_input);                               // ranks
+    CHECK_THROWS_AS(call({.first = 9, .total = 16}, {}, 2), invalid_input);                               // first
+    CHECK_THROWS_AS(call({.first = 0, .total = 16}, {.checks = check::contents}, 2), unsupported);        // waits
+    CHECK_THROWS_AS(call({.first = 0, .total = 16}, {.on_infinite = infinite::raise()}, 2), unsupported); // waits
+    CHECK_THROWS_AS(call({.first = 0, .total = 16}, {}, 2), invalid_input);                               // the arena
+    CHECK(!asked);
+    const std::size_t two = vocab_parallel_bytes(be, {0, 16}, student, known, reverse_kl{}, {}, 2),
+                      three = vocab_parallel_bytes(be, {0, 16}, student, known, reverse_kl{}, {}, 3);
+    CHECK(three > two);
+}
+
+TEST_CASE("a device's shards from hidden states need cuBLAS, and its memory is counted") {
+    cuda_backend be;
+    const float* const x = reinterpret_cast<const float*>(std::uintptr_t{4096}); // nobody reads it
+    float* const g = reinterpret_cast<float*>(std::uintptr_t{1 << 20});
+    const student::hidden mine{device_view(x, 2, 4), device_view(x, 8, 4), device_view(g, 2, 4),
+                               device_view(g + 64, 8, 4)};
+    const teacher::hidden theirs{device_view(x, 2, 4), device_view(x, 8, 4)};
+    const std::size_t bytes = vocab_parallel_bytes(be, {0, 16}, mine, theirs, reverse_kl{}, {}, 2);
+    CHECK(bytes > be.product_workspace);
+    std::vector<std::byte> memory(bytes);
+    be.arena = memory;
+    try {
+        vocab_parallel(be, {0, 16}, mine, theirs, reverse_kl{}, device_env{}, 2,
+                       [](const void*, void*, std::size_t, cudaStream_t) { FAIL("nothing is enqueued"); });
+        FAIL("no handle, no error");
+    } catch (const invalid_input& e) {
+        CHECK(e.argument == "cuda_backend.cublas");
+    }
 }
 
 } // namespace

@@ -4,6 +4,7 @@
 //
 // teacher::lumped in shards of the vocabulary against one rank, in double: value, gradient and counts. What lies beyond
 // the common ids, of either side, lies in any shards: some have no common id, some have nothing else, some are empty.
+#include "backends/host_run_shards.hpp"
 #include "support/generators.hpp"
 #include "support/property.hpp"
 #include "support/refusal.hpp"
@@ -15,6 +16,8 @@
 #include <doctest/doctest.h>
 #include <memory>
 #include <string>
+#include <thread>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -105,6 +108,32 @@ struct two_vocabularies {
         out.lse = told[0];
         return out;
     }
+    /// The same by a GPU's kernels.
+    template <class D>
+    answer by_kernels(const D& d, env e, const std::vector<index_t>& cuts) const {
+        answer out{.loss = 0, .seen = {}, .dz = before(), .lse = std::vector<double>(std::size_t(n), 3.0)};
+        const std::size_t ranks = cuts.size() - 1;
+        std::vector<std::vector<double>> told(ranks, out.lse);
+        std::vector<of_rank> got(ranks);
+        gathering_threads team(ranks);
+        {
+            std::vector<std::jthread> running;
+            for (std::size_t i = 0; i < ranks; ++i) {
+                env own = e;
+                own.lse = told[i];
+                const vocab_shard shard{.first = cuts[i], .total = total()};
+                const auto job = detail::checked_shard_job(shard, student(out.dz, cuts[i], cuts[i + 1]),
+                                                           teacher(cuts[i], cuts[i + 1]), d, own);
+                running.emplace_back([&, i, shard, job] { got[i] = run_rank(job, shard, i, team, 8, true); });
+            }
+        }
+        out.loss = got[0].got.loss, out.seen = got[0].got.diagnostics, out.lse = told[0];
+        for (std::size_t i = 0; i < ranks; ++i) {
+            RC_ASSERT(equal_bits(got[i].got.loss, out.loss));
+            RC_ASSERT(told[i] == told[0]);
+        }
+        return out;
+    }
 };
 
 void same(const answer& got, const answer& want, const std::string& what) {
@@ -158,6 +187,9 @@ TEST_CASE("one, two, four and any shards have the value and the gradient of one 
                      }
                      same(b.split(d, e, random_cuts(b.total(), seed), true), want, of + "any shards");
                      same(b.split(d, e, {0, b.common, b.total()}, false), want, of + "the rest on a rank of its own");
+                     using D = std::remove_cvref_t<decltype(d)>;
+                     if constexpr (std::is_same_v<D, reverse_kl> || std::is_same_v<D, jsd>)
+                         same(b.by_kernels(d, e, random_cuts(b.total(), seed + 1, 3)), want, of + "by kernels");
                  },
                  {.cases = 60});
     };

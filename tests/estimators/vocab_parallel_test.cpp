@@ -4,14 +4,8 @@
 // Divergences over a vocabulary in 1 to 7 shards of any size, empty ones among them: against float64, within the bounds
 // that one rank is held to, so that a split differs from the whole by at most twice those. Every rank decides, counts
 // and reports the same bits.
-#include "support/accuracy.hpp"
 #include "support/compiled/dense.hpp"
-#include "support/generators.hpp"
-#include "support/naive_backend.hpp"
-#include "support/property.hpp"
-#include "support/shards.hpp"
-#include "support/tolerances.hpp"
-#include "support/traits.hpp"
+#include "support/shard_judges.hpp"
 
 #include <bit>
 #include <cmath>
@@ -28,103 +22,6 @@ namespace {
 
 const float nan_f = std::bit_cast<float>(0x7fc00000u), inf_f = std::bit_cast<float>(0x7f800000u);
 const float minus_inf = detail::neg_inf<float>();
-
-const std::vector<flavour> every_kind = {
-    flavour::wide,        flavour::near_equal,  flavour::equal,   flavour::peaked, flavour::filtered,
-    flavour::student_gap, flavour::teacher_gap, flavour::one_hot, flavour::steep,  flavour::diffuse};
-
-/// Losses, gradient and counts of a call in shards against the naive float64 backend.
-template <class D>
-void agrees(const D& d, const problem& p, sharded_backend& shards, env e) {
-    naive_backend slow;
-    buffers<float> b(p);
-    auto reference = b.as<double, double, double>();
-    std::vector<float> losses(std::size_t(p.rows)), losses_slow(losses);
-    if (p.masked) e.mask = row_mask<>(b.kept);
-    e.weights = b.weights;
-    e.losses = losses;
-    const result got = evaluate(shards, b.student(), b.teacher(), d, e);
-    e.losses = losses_slow;
-    const result want = evaluate(slow, reference.student(), reference.teacher(), d, e);
-    const double kept = double(std::max<index_t>(want.diagnostics.kept, 1)), conditioning = conditioning_of(d);
-    double size = 1, widest = 0;
-    bool left_out = false;
-    for (index_t r = 0; r < p.rows; ++r) {
-        const auto i = std::size_t(r);
-        if (!b.kept[i]) {
-            for (index_t v = 0; v < p.vocab; ++v) RC_ASSERT(b.dz_view()(r, v) == 0);
-            continue;
-        }
-        const double loss = losses_slow[i], w = std::abs(double(b.weights[i]));
-        const double spread = conditioning * (spread_of(b.z_view().row(r), p.vocab, p.temperature_p) +
-                                              spread_of(b.y_view().row(r), p.vocab, p.temperature_q));
-        // value or slope beyond float's 1e30: infinite, so left out by any policy
-        if (!(std::abs(loss) < 1e29 * w) && losses[i] == 0) {
-            left_out = true;
-            continue;
-        }
-        widest = std::max(widest, spread), size += std::abs(loss) / kept;
-        if (!(std::abs(losses[i] - loss) <=
-              2e-7 * std::abs(loss) + w * value_bound<float>(loss / std::max(w, 1e-6), spread)))
-            RC_FAIL("loss of row " + std::to_string(r) + ": " + std::to_string(losses[i]) + ", not " +
-                    std::to_string(loss));
-        if (std::is_same_v<D, total_variation>) continue; // its kink: judged below, by the accuracy rows
-        if (conditioning > 1 && std::abs(loss) > 1e4 * w) continue;
-        const double excess = gradient_excess<float, float, float>(b.dz_view().row(r), reference.dz_view().row(r),
-                                                                   p.vocab, w / kept / double(p.temperature_p), spread);
-        if (!(excess <= 1)) RC_FAIL("gradient of row " + std::to_string(r) + ": " + std::to_string(excess) + " bounds");
-    }
-    if (!left_out && !(std::abs(got.loss - want.loss) <= value_bound<float>(size, widest)))
-        RC_FAIL("loss " + std::to_string(got.loss) + ", not " + std::to_string(want.loss));
-    RC_ASSERT(got.diagnostics.kept == want.diagnostics.kept);
-    RC_ASSERT(got.diagnostics.bad_rows == want.diagnostics.bad_rows);
-    for (const float loss : losses_slow)
-        if (!(std::abs(loss) < 1e30F)) return; // beyond float: counted as infinite
-    RC_ASSERT(got.diagnostics.infinite_rows == want.diagnostics.infinite_rows);
-    RC_ASSERT(got.diagnostics.first_infinite_row == want.diagnostics.first_infinite_row);
-}
-
-/// The same call on one rank and in shards.
-struct both {
-    result whole, split;
-    exchanged said;
-    std::vector<float> dz_whole, dz_split, losses_whole, losses_split;
-    std::vector<double> lse_whole, lse_split;
-};
-template <class D>
-both on_both(const buffers<float>& b, const D& d, env e, sharded_backend shards) {
-    both out;
-    const auto rows = std::size_t(b.p.rows);
-    out.losses_whole.resize(rows), out.losses_split.resize(rows), out.lse_whole.resize(rows),
-        out.lse_split.resize(rows);
-    buffers<float> whole = b, split = b;
-    cpu_backend one;
-    e.losses = out.losses_whole, e.lse = out.lse_whole;
-    out.whole = evaluate(one, whole.student(), whole.teacher(), d, e);
-    e.losses = out.losses_split, e.lse = out.lse_split;
-    out.split = evaluate(shards, split.student(), split.teacher(), d, e);
-    out.said = shards.said;
-    out.dz_whole = whole.dz, out.dz_split = split.dz;
-    return out;
-}
-/// Float's share of a number that both sides sum in their own way.
-bool near(double a, double b, double size) { return std::abs(a - b) <= 4e-6 * size + 1e-12; }
-void check_near(const both& o, double scale) {
-    CHECK(near(o.split.loss, o.whole.loss, 1 + std::abs(o.whole.loss)));
-    double top = 0;
-    for (const float g : o.dz_whole) top = g == 777 ? top : std::max(top, std::abs(double(g)));
-    for (std::size_t i = 0; i < o.dz_whole.size(); ++i)
-        CHECK(near(double(o.dz_split[i]), double(o.dz_whole[i]), top + 0.02 * scale));
-    for (std::size_t r = 0; r < o.losses_whole.size(); ++r) {
-        CHECK(near(double(o.losses_split[r]), double(o.losses_whole[r]), 1 + std::abs(double(o.losses_whole[r]))));
-        CHECK(near(o.lse_split[r], o.lse_whole[r], 0.25));
-    }
-    CHECK(o.split.diagnostics.kept == o.whole.diagnostics.kept);
-    CHECK(o.split.diagnostics.bad_rows == o.whole.diagnostics.bad_rows);
-    CHECK(o.split.diagnostics.first_bad_row == o.whole.diagnostics.first_bad_row);
-    CHECK(o.split.diagnostics.infinite_rows == o.whole.diagnostics.infinite_rows);
-    CHECK(o.split.diagnostics.clamped_rows == o.whole.diagnostics.clamped_rows);
-}
 
 /// One of the reader's own: no raw sums, so it is summed when the normalisers are known.
 struct half_squared_ratio {
@@ -220,7 +117,7 @@ TEST_CASE("masks, weights, sequences, clamps, beta, temperatures from 0.01 to 10
                      evaluate(one, b.value_only(), b.teacher(), reverse_kl{}, first);
                      e.given_lse = lse;
                  }
-                 check_near(on_both(b, reverse_kl{}, e, {.threads = p.rows % 2 == 0, .seed = p.seed}),
+                 check_near(on_both(b, reverse_kl{}, e, sharded_backend{.threads = p.rows % 2 == 0, .seed = p.seed}),
                             p.rows * 3 / double(p.temperature_p));
              },
              {.cases = 150});
@@ -229,9 +126,9 @@ TEST_CASE("masks, weights, sequences, clamps, beta, temperatures from 0.01 to 10
 TEST_CASE("threads, a loop and a second run give the same bits") {
     buffers<float> b({.rows = 40, .vocab = 1500, .kind = flavour::diffuse, .seed = 12});
     const std::vector<index_t> cuts{0, 1, 700, 700, 1025, 1500};
-    const both loop = on_both(b, jsd{}, {}, {.cuts = cuts}),
-               threads = on_both(b, jsd{}, {}, {.cuts = cuts, .threads = true}),
-               again = on_both(b, jsd{}, {}, {.cuts = cuts, .threads = true});
+    const both loop = on_both(b, jsd{}, {}, sharded_backend{.cuts = cuts}),
+               threads = on_both(b, jsd{}, {}, sharded_backend{.cuts = cuts, .threads = true}),
+               again = on_both(b, jsd{}, {}, sharded_backend{.cuts = cuts, .threads = true});
     for (const both* o : {&threads, &again}) {
         CHECK(equal_bits(o->split.loss, loop.split.loss));
         CHECK(o->dz_split == loop.dz_split);
@@ -269,8 +166,8 @@ TEST_CASE("the largest logits may lie in any shard, and equal ones have one anch
             buffers<float> b({.rows = 1, .vocab = v, .seed = 9});
             b.z[std::size_t(top_z)] = 12, b.y[std::size_t(top_y)] = 14;
             b.z[25] = b.z[std::size_t(top_z)]; // twice
-            check_near(on_both(b, reverse_kl{}, {}, {.cuts = {0, 1, 1, 14, 26, 39, v}}), 1);
-            check_near(on_both(b, forward_kl{}, {}, {.cuts = {0, 1, 1, 14, 26, 39, v}}), 1);
+            check_near(on_both(b, reverse_kl{}, {}, sharded_backend{.cuts = {0, 1, 1, 14, 26, 39, v}}), 1);
+            check_near(on_both(b, forward_kl{}, {}, sharded_backend{.cuts = {0, 1, 1, 14, 26, 39, v}}), 1);
         }
 }
 
@@ -280,7 +177,7 @@ TEST_CASE("a bad number in one shard makes the row bad on every rank, and none i
             for (const index_t at : {0, 17, 29}) {
                 buffers<float> b({.rows = 5, .vocab = 30, .seed = 2});
                 (of_teacher ? b.y : b.z)[std::size_t(2 * 30 + at)] = bad;
-                const both o = on_both(b, reverse_kl{}, {}, {.cuts = {0, 10, 10, 18, 30}});
+                const both o = on_both(b, reverse_kl{}, {}, sharded_backend{.cuts = {0, 10, 10, 18, 30}});
                 CHECK(o.split.diagnostics.bad_rows == 1);
                 CHECK(o.split.diagnostics.first_bad_row == 2);
                 for (index_t i = 0; i < 30; ++i) CHECK(o.dz_split[std::size_t(2 * 30 + i)] == 0);
@@ -292,7 +189,7 @@ TEST_CASE("a bad number in one shard makes the row bad on every rank, and none i
             }
     buffers<float> b({.rows = 3, .vocab = 30, .seed = 2}); // no mass anywhere
     for (std::size_t i = 30; i < 60; ++i) b.z[i] = minus_inf;
-    CHECK(on_both(b, reverse_kl{}, {}, {.cuts = {0, 10, 30}}).split.diagnostics.first_bad_row == 1);
+    CHECK(on_both(b, reverse_kl{}, {}, sharded_backend{.cuts = {0, 10, 30}}).split.diagnostics.first_bad_row == 1);
 }
 
 TEST_CASE("a padded vocabulary: a shard without mass on either side is as if it were not there") {
@@ -309,7 +206,7 @@ TEST_CASE("a padded vocabulary: a shard without mass on either side is as if it 
                 for (const auto& [from, to] : {std::pair<index_t, index_t>{0, 1100}, {2000, 3000}})
                     for (index_t i = from; i < to; ++i)
                         b.z[std::size_t(r * 3000 + i)] = b.y[std::size_t(r * 3000 + i)] = minus_inf;
-            const both o = on_both(b, d, {}, {.cuts = {0, 1100, 1500, 2000, 3000}});
+            const both o = on_both(b, d, {}, sharded_backend{.cuts = {0, 1100, 1500, 2000, 3000}});
             check_near(o, 1);
             CHECK(o.split.diagnostics.careful_rows == 0);
             CHECK(o.said.rounds <= 2);
@@ -324,7 +221,7 @@ TEST_CASE("infinite rows under each policy, the zero in a shard of its own") {
         const auto with = [&](auto d, infinite policy) {
             env e;
             e.on_infinite = policy;
-            return on_both(b, d, e, {.cuts = {0, 7, 8, 25}});
+            return on_both(b, d, e, sharded_backend{.cuts = {0, 7, 8, 25}});
         };
         const auto all = [&](auto d) {
             for (const infinite policy : {infinite::floor(), infinite::floor(-12), infinite::skip()}) {
@@ -359,14 +256,14 @@ TEST_CASE("a flat student under a teacher that has its first choice alone: the r
     const auto top = std::size_t(std::max_element(b.z.begin(), b.z.begin() + 3000) - b.z.begin());
     for (std::size_t i = 0; i < 3000; ++i) b.y[i] = i == top ? 1.0F : minus_inf;
     const auto own = index_t(top);
-    check_near(on_both(b, reverse_kl{}, {}, {.cuts = {0, own, own + 1, 3000}}), 0);
+    check_near(on_both(b, reverse_kl{}, {}, sharded_backend{.cuts = {0, own, own + 1, 3000}}), 0);
 }
 
 TEST_CASE("entropies, and selectors that choose by them") {
     buffers<float> b({.rows = 6, .vocab = 2100, .seed = 8});
     env e;
     e.measure.entropy = true;
-    const both o = on_both(b, reverse_kl{}, e, {.seed = 3});
+    const both o = on_both(b, reverse_kl{}, e, sharded_backend{.seed = 3});
     CHECK(o.said.rounds == 2);
     CHECK(o.split.diagnostics.student_entropy() ==
           doctest::Approx(o.whole.diagnostics.student_entropy()).epsilon(1e-6));
@@ -374,13 +271,13 @@ TEST_CASE("entropies, and selectors that choose by them") {
           doctest::Approx(o.whole.diagnostics.teacher_entropy()).epsilon(1e-6));
     CHECK(o.split.diagnostics.overlap() == doctest::Approx(o.whole.diagnostics.overlap()).epsilon(1e-6));
     const auto eopd_of = eopd(4); // mixes by the teacher's entropy
-    check_near(on_both(b, eopd_of, {}, {.seed = 4}), 1);
+    check_near(on_both(b, eopd_of, {}, sharded_backend{.seed = 4}), 1);
 }
 
 TEST_CASE("how many rounds, and how many bytes") {
     buffers<float> b({.rows = 50, .vocab = 64, .kind = flavour::peaked, .seed = 5});
     const std::size_t head = sizeof(detail::partials_head), item = sizeof(detail::partial_item);
-    const auto said = [&](auto d) { return on_both(b, d, {}, {.cuts = {0, 30, 64}}).said; };
+    const auto said = [&](auto d) { return on_both(b, d, {}, sharded_backend{.cuts = {0, 30, 64}}).said; };
     CHECK(said(forward_kl{}).rounds == 1);
     CHECK(said(forward_kl{}).bytes == head + 50 * (item + sizeof(detail::row_sweep)));
     CHECK(said(jsd{}).rounds == 2);
@@ -388,7 +285,7 @@ TEST_CASE("how many rounds, and how many bytes") {
     CHECK(said(acceptance{}).rounds == 3);
     CHECK(said(half_squared_ratio{}).rounds == 2);
     buffers<float> steep({.rows = 50, .vocab = 64, .kind = flavour::steep, .seed = 5});
-    const both o = on_both(steep, chi_squared{}, {}, {.cuts = {0, 30, 64}});
+    const both o = on_both(steep, chi_squared{}, {}, sharded_backend{.cuts = {0, 30, 64}});
     CHECK(o.said.rounds == 4); // sweep; entry by entry; in float64 the normalisers, then the terms
     CHECK(o.split.diagnostics.careful_rows > 0);
     CHECK(o.split.diagnostics.careful_rows == o.whole.diagnostics.careful_rows);
@@ -398,6 +295,6 @@ TEST_CASE("your own divergence") {
     for (const flavour kind : {flavour::wide, flavour::near_equal, flavour::peaked, flavour::filtered})
         for (const index_t v : {3, 100, 2500}) {
             buffers<float> b({.rows = 3, .vocab = v, .kind = kind, .seed = std::uint64_t(v)});
-            check_near(on_both(b, half_squared_ratio{}, {}, {.seed = std::uint64_t(v)}), 1);
+            check_near(on_both(b, half_squared_ratio{}, {}, sharded_backend{.seed = std::uint64_t(v)}), 1);
         }
 }

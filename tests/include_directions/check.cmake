@@ -17,7 +17,7 @@
 #     logits/     rows that are made              core, logits/, checks/, rows/, products/, POSIX
 #     cpu/        lanes, groups over threads      core, cpu/, logits/, checks/, rows/, products/, POSIX
 #     cuda/       threads of a block, kernels     core, cuda/, logits/, checks/, rows/, products/, CUDA, cuBLAS, CUB
-#     shards/     a vocabulary over ranks         core, shards/, rows/
+#     shards/     a vocabulary over ranks         core, shards/, cuda/, checks/, rows/
 #     serve/      a teacher behind a server       core, serve/, nlohmann-json
 #     serve/http_{post,teacher}.hpp               the same, cpp-httplib, POSIX
 #     serve/{http_rollout,weight_folders}.hpp     the same, sched/
@@ -120,11 +120,11 @@ set(may_checks core checks rows standard)
 set(may_logits core logits checks rows products standard posix)
 set(may_cpu core cpu logits checks rows products standard intrinsics posix)
 set(may_cuda core cuda logits checks rows products standard cuda_library)
-set(may_shards core shards rows standard)
+set(may_shards core shards cuda checks rows standard)
 set(may_backends core backends shards cpu logits checks rows products standard intrinsics posix)
 set(may_c c)
 set(may_backend_eigen ${may_backends} eigen)
-set(may_backend_cuda core backends backend_cuda cuda logits checks rows products standard cuda_library)
+set(may_backend_cuda core backends backend_cuda shards cuda logits checks rows products standard cuda_library)
 
 # --- the check --------------------------------------------------------------------------------------------------------
 set(violations 0)

@@ -16,6 +16,7 @@
 #include <vector>
 
 #include "support/generators.hpp"
+#include "support/shard_parts.hpp"
 
 #include <opd/backends/cpu.hpp>
 #include <opd/backends/vocab_parallel.hpp>
@@ -80,8 +81,6 @@ exchanged run_rounds(std::vector<std::unique_ptr<Call>>& ranks, bool threads) {
     return said;
 }
 
-inline bool equal_bits(double a, double b) { return std::memcmp(&a, &b, sizeof a) == 0; }
-
 struct sharded_backend {
     static constexpr space memory_space = space::host;
     std::vector<index_t> cuts = {}; ///< empty: drawn from `seed`, anew each call
@@ -89,31 +88,13 @@ struct sharded_backend {
     std::uint64_t seed = 1;
     exchanged said = {};
 
-    template <class Student, class Cache>
-    static Cache part(const Student&, const Cache& t, index_t, index_t) {
-        return t; // ids of the whole vocabulary
-    }
-    template <class Z, class G, class Y>
-    static teacher::dense<Y> part(const student::logits<Z, G>&, const teacher::dense<Y>& t, index_t first,
-                                  index_t count) {
-        return {matrix_view<const Y>(t.y.data + first, t.y.rows, count, t.y.stride), t.temperature};
-    }
-
     template <class Z, class G, class Teacher, class Estimator>
     result for_rows(const row_job<student::logits<Z, G>, Teacher, Estimator, space::host>& job) {
         const std::vector<index_t> at = cuts.empty() ? random_cuts(job.vocab, seed++) : cuts;
         const std::size_t ranks = at.size() - 1;
         const auto make = [&](cpu_backend& be, std::size_t i, env e) {
-            const index_t first = at[i], count = at[i + 1] - first;
-            auto s = job.student;
-            s.z = {s.z.data + first, s.z.rows, count, s.z.stride};
-            if (!s.dz.empty()) {
-                const bool last = i + 1 == ranks; // the padding is the last one's
-                s.dz = {s.dz.data + first, s.dz.rows, count, s.dz.stride, last ? s.dz.padding : 0};
-                if (!last) s.pad = padding::keep;
-            }
-            return vocab_parallel(be, {.first = first, .total = job.vocab}, s,
-                                  part(job.student, job.teacher, first, count), job.estimator, e);
+            return vocab_parallel(be, {.first = at[i], .total = job.vocab}, student_of(job.student, at, i),
+                                  teacher_of(job.teacher, at, i), job.estimator, e);
         };
         using call = decltype(make(std::declval<cpu_backend&>(), 0, job.env));
         std::vector<cpu_backend> backends(ranks);
@@ -131,16 +112,7 @@ struct sharded_backend {
         std::vector<result> results;
         for (auto& c : calls) results.push_back(c->finish());
         for (auto& c : calls) c->backward();
-        for (std::size_t i = 0; i < ranks; ++i) {
-            CHECK(equal_bits(results[i].loss, results[0].loss));
-            diagnostics::fields([&](const char* name, auto field, auto) {
-                INFO(name);
-                CHECK(std::memcmp(&(results[i].diagnostics.*field), &(results[0].diagnostics.*field),
-                                  sizeof(results[0].diagnostics.*field)) == 0);
-            });
-            CHECK((losses[i].empty() || std::memcmp(losses[i].data(), losses[0].data(), losses[0].size() * 4) == 0));
-            CHECK((lse[i].empty() || std::memcmp(lse[i].data(), lse[0].data(), lse[0].size() * 8) == 0));
-        }
+        check_equal(results, losses, lse);
         std::copy(losses[0].begin(), losses[0].end(), job.env.losses.data);
         std::copy(lse[0].begin(), lse[0].end(), job.env.lse.data);
         return results[0];

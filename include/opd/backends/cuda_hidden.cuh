@@ -74,17 +74,23 @@ private:
     cublasPointerMode_t mode_ = CUBLAS_POINTER_MODE_HOST;
 };
 
-/// Enqueues a checked call whose logits are made here.
-template <class Job>
-device_result enqueue_in_blocks(const cuda_backend& be, const Job& job) {
+/// Memory of a call with products: `bytes`, a multiple of the alignment, and behind them cuBLAS's.
+inline std::byte* memory_with_products(const cuda_backend& be, std::size_t bytes) {
     constexpr std::size_t least = std::size_t{64} << 10;
     if (be.product_workspace < least)
         throw invalid_input("cuda_backend.product_workspace", "is " + std::to_string(be.product_workspace) +
                                                                   " bytes; cuBLAS needs " + std::to_string(least) +
                                                                   " and is faster with its default of 32 MiB");
-    const std::size_t bytes = block_plan_of(job).bytes; // a multiple of the alignment
     std::byte* const memory = memory_of(be, bytes + be.product_workspace);
     if (!be.cublas) throw invalid_input("cuda_backend.cublas", "is null; products of hidden states need a handle");
+    return memory;
+}
+
+/// Enqueues a checked call whose logits are made here.
+template <class Job>
+device_result enqueue_in_blocks(const cuda_backend& be, const Job& job) {
+    const std::size_t bytes = block_plan_of(job).bytes;
+    std::byte* const memory = memory_with_products(be, bytes);
     result* const out = be.results ? be.results : reinterpret_cast<result*>(memory);
     const cublas_products products(be, memory + bytes);
     run_in_blocks(job, memory, out, stream_launcher{be.stream}, products);

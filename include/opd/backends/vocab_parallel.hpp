@@ -42,9 +42,6 @@
 #include <utility>
 
 #include "opd/caches.hpp"
-#include "opd/checks/contents.hpp"
-#include "opd/checks/shapes.hpp"
-#include "opd/checks/spans.hpp"
 #include "opd/checks/types.hpp"
 #include "opd/config.hpp"
 #include "opd/cpu/batch.hpp"
@@ -53,6 +50,7 @@
 #include "opd/logits/makers.hpp"
 #include "opd/rows/row_kinds.hpp"
 #include "opd/rows/workspace.hpp"
+#include "opd/shards/shard_checks.hpp"
 #include "opd/shards/shard_team.hpp"
 #include "opd/source.hpp"
 #include "opd/threads.hpp"
@@ -99,79 +97,6 @@ constexpr bool fits_shards() {
     else
         return true;
     return false;
-}
-
-/// The checks of `evaluate` that a rank can make by itself. A shard may be empty.
-template <class Student, class Teacher, class Estimator>
-row_job<Student, Teacher, Estimator, space::host> checked_shard_job(const vocab_shard& shard, Student student,
-                                                                    Teacher teacher, const Estimator& estimator,
-                                                                    const env& e) {
-    const index_t n = student.rows();
-    index_t ids = student.vocab(), held = ids; // of the softmax; of the shard
-    if (ids > 0) check_student(student);
-    if (e.checks == check::contents)
-        throw unsupported("opd: check::contents reads whole rows before the call, and a rank has a shard of them: use "
-                          "check::count; bad rows are the same on every rank");
-    if (e.level == determinism::tiling_invariant)
-        throw invalid_input("env.level", "is tiling_invariant: shards of a vocabulary are folded where they begin");
-    if constexpr (Teacher::kind == cache_kind::dense) {
-        const index_t known = teacher.vocab();
-        if (known > 0)
-            check_dense_teacher(teacher, n);
-        else if (teacher.rows() != n)
-            throw invalid_input("teacher",
-                                "has " + std::to_string(teacher.rows()) + " rows, the student " + std::to_string(n));
-        if (known != ids && e.vocab == vocabulary::must_match && !is_lumped<Teacher>)
-            throw invalid_input("teacher.y", "has " + std::to_string(known) + " ids of this shard, the student " +
-                                                 std::to_string(ids) +
-                                                 "; set env.vocab = vocabulary::drop_and_renormalise to use the "
-                                                 "common ids");
-        if constexpr (is_lumped<Teacher>) {
-            if (e.vocab != vocabulary::must_match)
-                throw invalid_input("env.vocab", "drops what teacher::lumped has as one bucket");
-            if (teacher.common < 1 || teacher.common > shard.total)
-                throw invalid_input("teacher.common", "is " + std::to_string(teacher.common) + " of " +
-                                                          std::to_string(shard.total) +
-                                                          " ids: a rank does not see both whole vocabularies, so say "
-                                                          "how many ids they share");
-            held = std::max(ids, known);
-            const index_t both = std::clamp<index_t>(teacher.common - shard.first, 0, held);
-            if (std::min(ids, known) < both)
-                throw invalid_input("teacher.common",
-                                    "is " + std::to_string(teacher.common) + ", so " + std::to_string(both) +
-                                        " ids of this shard are common; the "
-                                        "student has " +
-                                        std::to_string(ids) + ", the teacher " + std::to_string(known));
-            ids = both;
-        } else {
-            held = ids = std::min(ids, known);
-        }
-    } else {
-        struct {
-            index_t ids;
-            index_t vocab() const { return ids; }
-        } const whole{shard.total};
-        check_slots(teacher, whole, n);
-        check_needs(teacher, estimator, e, n);
-        check_normalisers(teacher, estimator, e);
-        if constexpr (Teacher::kind == cache_kind::weighted) check_tails(teacher, e, n);
-    }
-    if (shard.total < 1 && n > 0) throw invalid_input("shard.total", "must be at least 1");
-    if (shard.first < 0 || shard.first > shard.total - held)
-        throw invalid_input("shard.first", "is " + std::to_string(shard.first) + " for " + std::to_string(held) +
-                                               " ids of " + std::to_string(shard.total));
-    if constexpr (Teacher::kind == cache_kind::dense)
-        check_frozen<cache_kind::dense>(e.frozen, n, 0);
-    else
-        check_frozen<Teacher::kind>(e.frozen, n, most_slots(teacher));
-    check_env(e, n);
-    if (e.mask.has_route) throw unsupported("opd: a call of several routes (routes.hpp) is not one of shards");
-    check_row_map_contents(teacher, e.mask, n);
-    check_overlaps(student, teacher, e);
-    validate_estimator(estimator);
-    check_selector<Teacher::kind>(estimator, e, n);
-    check_env_contents(e, n);
-    return {student, teacher, estimator, e, n, ids};
 }
 
 /// Of a call that does not fit, so that one sentence is all there is.
@@ -418,7 +343,7 @@ private:
     void take() {
         const auto head = read_as<partials_head>(wire_);
         const auto total = static_cast<std::uint64_t>(total_);
-        if (head.ids != total || head.sum_of_ids != sum_of(0, total))
+        if (head.ids != total || head.sum_of_ids != sum_of_ids(job_.teacher, 0, total_))
             throw invalid_input("shard", "the ranks' shards have " + std::to_string(head.ids) +
                                              " ids together: they are to hold each of the " + std::to_string(total) +
                                              " ids of shard.total once, and every rank's partials to be added up");
@@ -431,11 +356,6 @@ private:
     }
     std::byte* item_of(index_t r) const {
         return wire_ + sizeof(partials_head) + static_cast<std::size_t>(progress_[r].item) * stride_;
-    }
-    /// Of the ids [first, first + count), and of each the number of common ids, which ranks must agree on.
-    std::uint64_t sum_of(std::uint64_t first, std::uint64_t count) const {
-        if constexpr (is_lumped<Teacher>) first += static_cast<std::uint64_t>(job_.teacher.common);
-        return count == 0 ? 0 : first * count + (count % 2 == 0 ? count / 2 * (count - 1) : (count - 1) / 2 * count);
     }
     void walk(index_t begin, index_t end, bool may_read) {
         const auto k = rows();
@@ -463,9 +383,7 @@ private:
         if (items == 0) return false;
         stride_ = stride, ++round_;
         wire_bytes_ = sizeof(partials_head) + static_cast<std::size_t>(items) * stride;
-        const auto ids = static_cast<std::uint64_t>(ids_read(job_)),
-                   first = static_cast<std::uint64_t>(frame_.shard.first);
-        write_as(wire_, partials_head{round_, static_cast<std::uint64_t>(items), stride, ids, sum_of(first, ids)});
+        write_as(wire_, head_of_shard(job_, frame_.shard.first, round_, items, stride));
         for (index_t r = 0; r < job_.rows; ++r)
             if (progress_[r].now == stage::waiting) std::copy_n(slot(r), stride, item_of(r));
         return true;

@@ -117,8 +117,10 @@ struct block_layout {
     std::size_t head = 0;
 
     template <class Hidden>
-    block_layout(const Hidden& h, index_t rows)
-        : stride(padded(h.vocab())), chunks((h.vocab() + gpu_tuning::chunk_of_ids - 1) / gpu_tuning::chunk_of_ids),
+    block_layout(const Hidden& h, index_t rows) : block_layout(h, rows, h.vocab()) {}
+    template <class Hidden>
+    block_layout(const Hidden& h, index_t rows, index_t vocab)
+        : stride(padded(vocab)), chunks((vocab + gpu_tuning::chunk_of_ids - 1) / gpu_tuning::chunk_of_ids),
           of_row(sizeof(float) * std::size_t(stride)) {
         const auto of = [rows](std::size_t of_one) { return device_plan::aligned(of_one * std::size_t(rows)); };
         bytes = of(of_row);
@@ -132,7 +134,7 @@ struct block_layout {
         }
         if constexpr (own_head<std::remove_cvref_t<decltype(base_of(h.w))>>) {
             head_stride = padded(h.x.cols);
-            const index_t ids = h.vocab() < stretch_of_ids ? h.vocab() : stretch_of_ids;
+            const index_t ids = vocab < stretch_of_ids ? vocab : stretch_of_ids;
             head = bytes;
             bytes += device_plan::aligned(sizeof(h.x.data[0]) * std::size_t(head_stride) * std::size_t(ids));
         }
@@ -159,11 +161,11 @@ struct block_plan {
     std::size_t bytes = 0;
 };
 
-/// Rows of a block that a side allows, up to `rows`.
+/// Rows of a block that a side allows, up to `rows`, where each has `vocab` ids.
 template <class Side>
-index_t most_rows(const Side& side, index_t rows) {
+index_t most_rows(const Side& side, index_t rows, index_t vocab) {
     constexpr index_t most_blocks = 0x7fffffff; // of one launch
-    const block_layout layout(side, 0);
+    const block_layout layout(side, 0, vocab);
     if (side.budget < layout.of_row)
         throw invalid_input(std::string(name_of<Side>()) + ".budget",
                             "is " + std::to_string(side.budget) + " bytes; a row takes " +
@@ -193,12 +195,14 @@ template <space S>
 row_frame<S> frame_without_rows(const basic_env<S>&) {
     return {};
 }
+/// `vocab`: ids of a row by which a block's rows are counted; -1: each side's own.
 template <class Job>
     requires(has_block_kernel<Job>)
-block_plan block_plan_of(const Job& job) {
+block_plan block_plan_of(const Job& job, index_t vocab = -1) {
     const index_t all = rows_of_job(job);
     const auto within = [&](index_t, index_t most) {
-        if (all > 0) each_made(job, [&](const auto& side) { most = most_rows(side, most); });
+        if (all > 0)
+            each_made(job, [&](const auto& side) { most = most_rows(side, most, vocab < 0 ? side.vocab() : vocab); });
         return most;
     };
     const index_t block = cut_logits({all > 0 ? all : 1, gpu_tuning::tile_rows}, within).rows;
@@ -239,7 +243,7 @@ void fill_block(const Hidden& h, index_t begin, index_t end, const block_layout&
     using X = states_of<Hidden>;
     using T = opd::stored_as<X>;
     const index_t n = end - begin;
-    if (n == 0) return;
+    if (n == 0 || h.vocab() == 0) return;
     auto* const logits = reinterpret_cast<float*>(memory);
     const row_major<T> x{reinterpret_cast<const T*>(h.x.row(begin)), leading(h.x)};
     const index_t v = h.vocab(), at_once = is_matrix<decltype(base_of(h.w))> ? v : stretch_of_ids;
@@ -296,6 +300,15 @@ void drain_block(const Hidden& h, index_t begin, index_t end, index_t common, fl
             if (!h.w.db.empty()) scale_head(h.w.db, beta_head);
             if (!h.w.da.empty()) scale_head(h.w.da, beta_head);
         }
+        return;
+    }
+    if (v == 0) { // a shard without ids
+        if (h.dx.empty()) return;
+        const auto dx = [&](index_t from, index_t cols) {
+            return decltype(h.dx)(h.dx.row(begin) + from, n, cols, h.dx.stride);
+        };
+        scale_head(dx(0, d), beta);
+        if (h.dx.padding > 0) scale_head(dx(d, h.dx.padding), 0);
         return;
     }
     auto* const gradient = reinterpret_cast<G*>(memory + layout.gradient);
@@ -373,10 +386,11 @@ void drain_block(const Hidden& h, index_t begin, index_t end, index_t common, fl
     }
 }
 
-/// The steps of one call, in stream order. `memory` holds block_plan_of(job).bytes; products(column_major_product<T>).
-template <class Job, class Launch, class Products>
-void run_in_blocks(const Job& job, std::byte* memory, result* out, Launch&& launch, Products&& products) {
-    const block_plan plan = block_plan_of(job);
+/// The steps of one call, in stream order; products(column_major_product<T>), and the rows of a block, whose logits are
+/// there: run_rows(job of the block, frame, begin, end). `memory` holds the plan's bytes.
+template <class Job, class Launch, class Products, class RunRows>
+void each_block_of(const Job& job, const block_plan& plan, std::byte* memory, Launch&& launch, Products&& products,
+                   RunRows&& run_rows) {
     const index_t rows = plan.batch.rows;
     auto frame = frame_of(plan.batch, env_of(job), memory);
     frame.rows = plan.rows;
@@ -393,8 +407,7 @@ void run_in_blocks(const Job& job, std::byte* memory, result* out, Launch&& laun
             fill_block(side, begin, end, layout, at, launch, products);
             at += layout.bytes;
         });
-        launch_rows(job_of_block(job, rows, begin, sides), plan.batch, frame, begin, end, memory, out, begin > 0,
-                    launch);
+        run_rows(job_of_block(job, rows, begin, sides), frame, begin, end);
         if constexpr (requires { job.student; })
             if constexpr (in_blocks<std::remove_cvref_t<decltype(job.student)>>)
                 if (job.student.has_gradient())
@@ -402,6 +415,14 @@ void run_in_blocks(const Job& job, std::byte* memory, result* out, Launch&& laun
                                 is_lumped<std::remove_cvref_t<decltype(job.teacher)>> ? job.student.vocab() : job.vocab,
                                 job.env.beta, block_layout(job.student, rows), sides, launch, products);
     }
+}
+template <class Job, class Launch, class Products>
+void run_in_blocks(const Job& job, std::byte* memory, result* out, Launch&& launch, Products&& products) {
+    const block_plan plan = block_plan_of(job);
+    each_block_of(job, plan, memory, launch, products,
+                  [&](const auto& block, const auto& frame, index_t begin, index_t end) {
+                      launch_rows(block, plan.batch, frame, begin, end, memory, out, begin > 0, launch);
+                  });
 }
 
 } // namespace OPD_ISA
