@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // The processor's matrix tiles against the manual's in plain arithmetic, bit for bit.
+#include "support/compiled/hidden_sides.hpp"
 #include "support/plain_tiles.hpp"
 
 #include <cstdint>

@@ -18,6 +18,7 @@
 #include "opd/evaluate.hpp"
 #include "opd/student.hpp"
 #include "opd/teacher.hpp"
+#include "support/normal.hpp"
 
 namespace opd::test {
 
@@ -210,8 +211,8 @@ inline double largest(const std::vector<double>& v) {
 struct source {
     std::mt19937_64 bits;
     explicit source(std::uint64_t seed) : bits(seed) {}
-    double normal() { return std::normal_distribution<double>()(bits); }
-    double uniform() { return std::uniform_real_distribution<double>()(bits); }
+    double normal() { return normal_numbers<double>()(bits); }
+    double uniform() { return uniform_number<double>(bits); }
     index_t below(index_t n) { return std::uniform_int_distribution<index_t>(0, n - 1)(bits); }
 };
 

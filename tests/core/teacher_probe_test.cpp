@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: whole-sanitize, whole-compiler
+// optimise: always
 //
 // What a served teacher returns, from synthetic teachers: each fault alone is found and named, with the number that
 // made it; without one no random pair of models, close or unrelated, raises an alarm. Figures by hand, the error of

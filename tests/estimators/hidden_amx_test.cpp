@@ -5,8 +5,9 @@
 // Heads for the processor's matrix tiles, the tiles here being the manual's in plain arithmetic (backends.amx holds the
 // processor's against them): logits against float64, the same bits however the work is cut, and calls on them beside
 // calls on the same numbers without tiles.
+#include "support/compiled/hidden_sides.hpp"
+#include "support/compiled/plain_tiles.hpp"
 #include "support/hidden_exact.hpp"
-#include "support/plain_tiles.hpp"
 #include "support/property.hpp"
 #include "support/shards.hpp"
 

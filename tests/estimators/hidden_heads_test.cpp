@@ -3,7 +3,7 @@
 //
 // Heads that are no view of W: with an update of low rank, which must be the wider head [W, B] on [x, u] bit for bit
 // and W + scale·B A in float64; and of a user's own, quantised, which must be what its floats are.
-#include "support/hidden_sides.hpp"
+#include "support/compiled/hidden_sides.hpp"
 #include "support/property.hpp"
 
 #include <cmath>

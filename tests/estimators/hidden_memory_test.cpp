@@ -3,8 +3,8 @@
 //
 // Memory of losses from hidden states: a first call asks for what workspace_bytes says, within 2 %, and a later one for
 // nothing; budgets are kept; what reads few logits of a row has no block as long as the vocabulary.
+#include "support/compiled/hidden_sides.hpp"
 #include "support/counting_malloc.hpp"
-#include "support/hidden_sides.hpp"
 #include "support/property.hpp"
 
 #include <cstdint>

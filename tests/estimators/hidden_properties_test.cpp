@@ -3,6 +3,7 @@
 // What must hold of losses from hidden states: dense, a support of all ids, kept sets of all ids and head + tail with h
 // = V are one gradient; its error against float64 from the states on; micro-batches change rounding, contents of masked
 // rows nothing.
+#include "support/compiled/hidden_sides.hpp"
 #include "support/hidden_exact.hpp"
 #include "support/property.hpp"
 

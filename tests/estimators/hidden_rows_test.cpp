@@ -2,7 +2,7 @@
 //
 // Rows that are not plain, from hidden states: in float64, infinite, clamped, measured, selected, weighted, of a frozen
 // batch; all as of logits.
-#include "support/hidden_sides.hpp"
+#include "support/compiled/hidden_sides.hpp"
 #include "support/property.hpp"
 
 #include <cmath>

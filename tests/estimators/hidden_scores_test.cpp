@@ -4,7 +4,7 @@
 //
 // Scores and draws from hidden states: every output has the bits that the materialised logits give, whatever the budget
 // and the threads.
-#include "support/hidden_sides.hpp"
+#include "support/compiled/hidden_sides.hpp"
 #include "support/property.hpp"
 
 #include <cstdint>

@@ -5,7 +5,7 @@
 // Hidden states in every call that takes logits: other vocabularies in one bucket, supports and kept sets of which few
 // logits are made, scores and draws; what rows may be (float64, infinite, clamped, selected, frozen); the bits of the
 // same call on materialised logits.
-#include "support/hidden_sides.hpp"
+#include "support/compiled/hidden_sides.hpp"
 #include "support/property.hpp"
 
 #include <cmath>

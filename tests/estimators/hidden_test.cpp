@@ -3,7 +3,7 @@
 //
 // student::hidden and teacher::hidden against the same call on materialised logits: equal bits where the products are
 // the same, naive float64 for gradients of hidden states and head; budgets and threads change nothing.
-#include "support/hidden_sides.hpp"
+#include "support/compiled/hidden_sides.hpp"
 #include "support/property.hpp"
 
 #include <cmath>

@@ -5,7 +5,7 @@
 // Several teachers: routed calls against a call for each teacher's rows alone, bit for bit, for every kind of cache and
 // hidden heads of different widths; row maps against caches spread out by hand; the mean of divergences against
 // float64; refusals, and nothing written.
-#include "support/hidden_sides.hpp"
+#include "support/compiled/hidden_sides.hpp"
 #include "support/naive_backend.hpp"
 #include "support/property.hpp"
 #include "support/refusal.hpp"

@@ -3,6 +3,7 @@
 // Sources of rows that the library does not have, written here alone (docs/concepts/source.md shows them): a vocabulary
 // in shards, and a teacher kept as hidden states. Tiles change no bit of the CPU's results.
 #include "backends/host_run.hpp"
+#include "support/normal.hpp"
 #include "support/property.hpp"
 
 #include <algorithm>
@@ -79,7 +80,7 @@ namespace {
 struct rolls {
     std::mt19937 engine;
     explicit rolls(unsigned seed) : engine(seed) {}
-    double normal() { return std::normal_distribution<double>()(engine); }
+    double normal() { return normal_numbers<double>()(engine); }
     int between(int a, int b) { return std::uniform_int_distribution<int>(a, b)(engine); }
 };
 

@@ -5,8 +5,8 @@
 // Teachers of several kinds and of other tokenizers, against their definitions in float64 and long double: the mixture,
 // two teachers held against each other, ULD by sorting, a sparse projection and its pullback by central differences,
 // chunks by brute force and the gradient that their log-ratios give by enumeration.
+#include "support/compiled/hidden_sides.hpp"
 #include "support/generators.hpp"
-#include "support/hidden_sides.hpp"
 #include "support/naive_backend.hpp"
 #include "support/property.hpp"
 #include "support/refusal.hpp"

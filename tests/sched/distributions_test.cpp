@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: always
 #include <doctest/doctest.h>
 
 #include <algorithm>

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: whole-sanitize
+// optimise: always
 //
 // Automatic M: within its bounds whatever it sees; lemmas 1 and 2 of opd/sched/outstanding.hpp; that it follows a load
 // down and up; in snapshots; what is refused.

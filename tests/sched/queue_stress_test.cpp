@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
+#include <chrono>
 #include <doctest/doctest.h>
 #include <mutex>
 #include <optional>
@@ -27,6 +28,11 @@ struct item {
     std::vector<int> payload; // on the heap, so that a lost or doubled item is an error of memory, too
 };
 item make(int id) { return {id, {id, id}}; }
+
+/// A moment, without the system's help: a yield beside a busy program lasts for that program's slice, milliseconds.
+void dawdle(unsigned steps) {
+    for (std::atomic<unsigned> i = 0; i < steps;) ++i;
+}
 
 /// What became of every item.
 struct record {
@@ -119,7 +125,7 @@ void learner(staleness_queue<item>& q, const world& w, record& r, int number, st
         auto u = std::move(*b).trained();
         if (q.version() != v) ++r.wrong;
         for (const int id : ids) r.from_to(id, record::queued, record::consumed);
-        if (random() % 2) std::this_thread::yield();
+        if (random() % 2) dawdle(unsigned(random() % 200));
         for (auto& s : std::move(u).synchronised()) r.from_to(s.item.id, record::queued, record::reported);
     }
 }
@@ -188,9 +194,7 @@ void run(const world& w, bool to_the_end, Disturb&& disturb) {
     }
 }
 
-void wander(std::mt19937& random) {
-    for (auto n = random() % 2000; n-- > 0;) std::this_thread::yield();
-}
+void wander(std::mt19937& random) { std::this_thread::sleep_for(std::chrono::microseconds(random() % 600)); }
 
 } // namespace
 
@@ -268,10 +272,10 @@ TEST_CASE("a stop and a hand-over at the same moment: the permit is with one or 
                  permit got;
                  std::jthread waiter([&] { got = q.acquire(stop.get_token()); });
                  std::jthread stopper([&] {
-                     for (int i = 0; i < delay; ++i) std::this_thread::yield();
+                     dawdle(40U * delay);
                      stop.request_stop();
                  });
-                 for (int i = 0; i < other; ++i) std::this_thread::yield();
+                 dawdle(40U * other);
                  held = {};
                  waiter.join();
                  stopper.join();
@@ -292,16 +296,14 @@ TEST_CASE("permits that outlive their queue in other threads") {
                          (void)q.push(p, make(i));
                      }
                      for (int i = 0; i < 1 + n % 6; ++i)
-                         threads.emplace_back([&go, p = q.acquire()] {
-                             while (!go) std::this_thread::yield();
-                         });
+                         threads.emplace_back([&go, p = q.acquire()] { go.wait(false); });
                      threads.emplace_back([&go, b = q.pop()]() mutable {
-                         while (!go) std::this_thread::yield();
+                         go.wait(false);
                          b.reset();
                      });
-                     if (n % 2) go = true;
+                     if (n % 2) go = true, go.notify_all();
                  }
-                 go = true;
+                 go = true, go.notify_all();
                  threads.clear();
                  RC_ASSERT(threads.empty()); // the address and thread sanitizers look at the rest
              },

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: always
 //
 // Spot training: the coordinator, its workers and a channel between them that loses, doubles, delays and reorders,
 // while workers and the coordinator die and come back. In thousands of worlds no worker trains when rollout was told

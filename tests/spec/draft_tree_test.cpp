@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: sanitize
+// optimise: always
 //
 // Trees of drafts: children against a search through all ids, the token that plain decoding draws, the best tree
 // against all trees, and rates that come to what is true of simulated drafts.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 // build: whole-compiler
+// optimise: always
 //
 // Which strategy is chosen: by hand, step by step; and what choosing costs against the best that could have been fixed
 // beforehand.

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: always
 //
 // What every rule of verification writes is distributed as what the target draws by itself: exactly, by going through
 // all the ways that chance can go, drafting included. The wrong rules that the field has shipped are off by as much as

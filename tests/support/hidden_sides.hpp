@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Hidden states for tests: one side of a call with the logits that it makes by the library's products, sinks of its
-// gradients, and what these must be in float64.
+// gradients, and what these must be in float64. A test includes it as support/compiled/hidden_sides.hpp.
 #pragma once
 
 #include <algorithm>
@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstring>
 #include <iterator>
-#include <random>
 #include <type_traits>
 #include <vector>
 
@@ -22,13 +21,7 @@ namespace opd::test {
 
 using floats = std::vector<float>;
 
-inline floats normals(std::size_t n, unsigned seed, float deviation = 1) {
-    std::mt19937 random(seed);
-    std::normal_distribution<float> normal(0, deviation);
-    floats r(n);
-    for (float& x : r) x = normal(random);
-    return r;
-}
+floats normals(std::size_t n, unsigned seed, float deviation = 1);
 inline bool equal_bits(const floats& a, const floats& b) {
     return a.size() == b.size() && std::memcmp(a.data(), b.data(), a.size() * sizeof(float)) == 0;
 }

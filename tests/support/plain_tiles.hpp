@@ -52,7 +52,7 @@ struct plain_tiles {
         for (int b = B - 1; b >= 0; --b) parts.push_back({0, b});
         for (int a = A - 1; a >= 1; --a)
             for (int b = 0; b < (a == 1 && B > 1 ? 2 : 1); ++b) parts.push_back({a, b});
-        float c[32][32], a[A][32][32], b[B][32][32];
+        float c[32][32], a[std::size_t(A)][32][32], b[std::size_t(B)][32][32];
         for (index_t i = 0; i < 32; ++i)
             for (index_t r = 0; r < 32; ++r) c[i][r] = t.from == nullptr ? 0 : flushed(t.from[i * t.from_row + r]);
         for (index_t s = 0; s < t.steps; ++s) {

@@ -12,6 +12,7 @@
 
 #include "app/app.hpp"
 #include "run/run.hpp"
+#include "trainer/no_plots.hpp"
 
 namespace opd::test {
 

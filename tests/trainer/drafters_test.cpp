@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: always
 //
 // Learned drafters: the layer on the target's hidden states, its offsets and its gradients; their files and training;
 // drafts through the rollout engine, which change no bit, whatever the weights are.

@@ -24,6 +24,7 @@
 #include "app/app.hpp"
 #include "run/run.hpp"
 #include "settings/files.hpp"
+#include "trainer/commands.hpp"
 #include "trainer/scratch.hpp"
 
 namespace {
@@ -31,38 +32,23 @@ namespace {
 using namespace trainer;
 namespace fs = std::filesystem;
 
+using opd::test::flags;
 using opd::test::scratch;
+using opd::test::with;
 
 constexpr int steps = 300, prompts = 6;
 
-std::vector<std::string> arguments(const std::string& directory, const std::vector<std::string>& schedule) {
-    std::vector<std::string> r = {"opd-train",
-                                  "--run-dir",
-                                  directory,
-                                  "--quiet",
-                                  "--max-operand=60",
-                                  "--max-task-steps=10",
-                                  "--teacher-width=16",
-                                  "--teacher-layers=1",
-                                  "--student-width=16",
-                                  "--student-layers=1",
-                                  "--teacher-steps=5",
-                                  "--student-max-steps=0",
-                                  "--eval-prompts=8",
-                                  "--eval-samples=0",
-                                  "--eval-every=0",
-                                  "--checkpoint-every=7",
-                                  "--log-every=5",
-                                  "--threads=2",
-                                  "--estimator=mc",
-                                  "--steps=" + std::to_string(steps),
-                                  "--prompts=" + std::to_string(prompts)};
+flags arguments(const std::string& directory, const flags& schedule) {
+    flags r = with({"opd-train", "--run-dir", directory, "--quiet", "--eval-prompts=8", "--eval-samples=0",
+                    "--eval-every=0", "--checkpoint-every=7", "--log-every=5", "--threads=2", "--estimator=mc",
+                    "--steps=" + std::to_string(steps), "--prompts=" + std::to_string(prompts)},
+                   opd::test::small_models());
     r.insert(r.end(), schedule.begin(), schedule.end());
     return r;
 }
 
 // opd-train in a process of its own.
-pid_t launch(std::vector<std::string> a) {
+pid_t launch(flags a) {
     const pid_t child = ::fork();
     REQUIRE(child >= 0);
     if (child == 0) {
@@ -125,32 +111,37 @@ void check_complete(const std::string& directory) {
     CHECK(fs::exists(directory + "/report.json"));
 }
 
-// Runs with so many kills, each within some steps of distillation after the start, and then to the end.
-void killed(const std::string& directory, const std::vector<std::string>& schedule, std::uint32_t seed, int times) {
+// Runs with at most so many kills, each within some steps of distillation after the start, and then to the end. Returns
+// how many there were: fewer where a run was done before, since this process had to wait for its turn.
+int killed(const std::string& directory, const flags& schedule, std::uint32_t seed, int times) {
     std::mt19937 random(seed);
     distilled_steps done(directory);
-    for (int kills = 0; kills < times;) {
-        auto a = arguments(directory, schedule);
+    int kills = 0;
+    for (bool ended = false; kills < times && !ended;) {
+        flags a = arguments(directory, schedule);
         const bool resume = fs::exists(directory + "/checkpoints/latest.ckpt");
         a.push_back(resume ? "--resume" : "--overwrite"); // killed before the first checkpoint: nothing to go on from
         // the first one may come at any moment, the others in distillation
         const std::int64_t until = kills == 0 ? 0 : done.now() + 1 + static_cast<std::int64_t>(random() % 12);
         const pid_t child = launch(a);
-        while (done.now() < until) {
-            int status = 0; // of a child that ended by itself: the steps will never come
-            const bool ended = ::waitpid(child, &status, WNOHANG) == child;
-            REQUIRE_MESSAGE(!ended, "the run ended with exit code " << outcome(status) << " before step " << until);
-            std::this_thread::sleep_for(std::chrono::microseconds(500));
+        int status = 0;
+        while (done.now() < until && !ended) {
+            ended = ::waitpid(child, &status, WNOHANG) == child;
+            std::this_thread::sleep_for(std::chrono::microseconds(200));
         }
-        std::this_thread::sleep_for(std::chrono::microseconds(random() % 8000));
-        REQUIRE(::kill(child, SIGKILL) == 0);
-        const int how = wait_for(child);
-        REQUIRE(how == -SIGKILL); // else it was done: too few steps for so many kills
-        ++kills;
+        if (!ended) {
+            std::this_thread::sleep_for(std::chrono::microseconds(random() % (kills == 0 ? 8000 : 3000)));
+            REQUIRE(::kill(child, SIGKILL) == 0);
+            REQUIRE(::waitpid(child, &status, 0) == child);
+        }
+        ended = outcome(status) != -SIGKILL;
+        REQUIRE((!ended || outcome(status) == exit_ok));
+        kills += !ended;
     }
-    auto a = arguments(directory, schedule);
+    flags a = arguments(directory, schedule);
     a.push_back("--resume");
     CHECK(wait_for(launch(a)) == exit_ok);
+    return kills;
 }
 
 } // namespace
@@ -161,20 +152,22 @@ TEST_CASE("a second process on a run directory leaves, and the first loses no li
     const pid_t first = launch(arguments(directory, {}));
     distilled_steps done(directory);
     while (done.now() < 10) std::this_thread::sleep_for(std::chrono::milliseconds(1));
+    REQUIRE(::kill(first, SIGSTOP) == 0); // or it could be done before the others have begun
     for (const char* how : {"--resume", "--overwrite"})
         CHECK(wait_for(launch(arguments(directory, {how}))) == exit_usage);
+    REQUIRE(::kill(first, SIGCONT) == 0);
     CHECK(wait_for(first) == exit_ok);
     check_complete(directory);
 }
 
 TEST_CASE("kills at random moments lose and double no sequence, and change no byte where timing decides nothing") {
-    const std::vector<std::string> in_virtual_time = {"--driver=virtual",    "--slots=8",
-                                                      "--rollout-workers=4", "--prefill-chunk=3",
-                                                      "--cost-step=1e-4",    "--cost-step-row=5e-4",
-                                                      "--cost-score=2e-3",   "--cost-score-row=1e-5",
-                                                      "--cost-train=1.1e-2", "--cost-sync=1e-4"};
+    const flags in_virtual_time = {"--driver=virtual",    "--slots=8",
+                                   "--rollout-workers=4", "--prefill-chunk=3",
+                                   "--cost-step=1e-4",    "--cost-step-row=5e-4",
+                                   "--cost-score=2e-3",   "--cost-score-row=1e-5",
+                                   "--cost-train=1.1e-2", "--cost-sync=1e-4"};
     struct kind {
-        std::vector<std::string> schedule;
+        flags schedule;
         bool same_bytes = false;
     };
     std::vector<kind> kinds = {{{}, true},
@@ -195,7 +188,7 @@ TEST_CASE("kills at random moments lose and double no sequence, and change no by
                                {{"--schedule=async", "--tau=3", "--prompts=2", "--answers=3", "--park-after=3"}, true},
                                {{"--speculate=learned"}, true},
                                {{"--schedule=async", "--tau=3", "--speculate=auto"}, true}};
-    const auto also = [&kinds](std::size_t i, const std::vector<std::string>& more) {
+    const auto also = [&kinds](std::size_t i, const flags& more) {
         kinds[i].schedule.insert(kinds[i].schedule.end(), more.begin(), more.end());
     };
     for (std::size_t i : {7, 8, 10, 12, 15, 17}) also(i, in_virtual_time);
@@ -210,11 +203,12 @@ TEST_CASE("kills at random moments lose and double no sequence, and change no by
                  "--rollout-deadline=0.3", "--teacher-deadline=0.3", "--learner-deadline=0.3"});
     const char* wanted = std::getenv("OPD_KILL_RUNS");
     const int runs = wanted ? std::atoi(wanted) : static_cast<int>(kinds.size());
+    int kills = 0;
     for (int i = 0; i < runs; ++i) {
         const kind& k = kinds[static_cast<std::size_t>(i) % kinds.size()];
         CAPTURE(i);
         const scratch dir;
-        killed(dir / "killed", k.schedule, static_cast<std::uint32_t>(i + 1), 5);
+        kills += killed(dir / "killed", k.schedule, static_cast<std::uint32_t>(i + 1), 5);
         check_complete(dir / "killed");
         if (!k.same_bytes) continue;
         REQUIRE(wait_for(launch(arguments(dir / "whole", k.schedule))) == exit_ok);
@@ -222,4 +216,5 @@ TEST_CASE("kills at random moments lose and double no sequence, and change no by
             CHECK(read_file(dir / (std::string("whole/checkpoints/") + name)) ==
                   read_file(dir / (std::string("killed/checkpoints/") + name)));
     }
+    CHECK(kills >= 4 * runs);
 }

@@ -737,7 +737,10 @@ TEST_CASE("report.html has the table, the settings that were changed, the plots,
     const scratch dir;
     const std::string directory = dir / "run";
     run r(parse(tiny(directory)));
-    REQUIRE(go(r) == exit_ok);
+    {
+        const opd::test::with_plots drawn;
+        REQUIRE(go(r) == exit_ok);
+    }
     const std::string page = read_file(directory + "/report.html");
     const auto report = nlohmann::ordered_json::parse(read_file(directory + "/report.json"));
     const auto count = [](const std::string& text, const std::string& part) {

@@ -1,4 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// optimise: always
 //
 // A teacher over HTTP: opd-serve-teacher's answers, and a server of each dialect whose law is the same model. A run
 // with it ends in the bits of the run with the teacher in its process, under every schedule; of a server that hangs,
@@ -57,7 +58,6 @@ using json = nlohmann::json;
 namespace {
 
 constexpr int batch = 8;
-const int no_plots = ::setenv("PATH", "/nowhere", 1); // gnuplot takes longer than such a run
 
 flags tiny(const std::string& directory, const flags& more) {
     return with(with({"--run-dir=" + directory, "--quiet", "--prompts=" + std::to_string(batch), "--rate=0.01",
