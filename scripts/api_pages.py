@@ -3,8 +3,10 @@
 """The public headers as pages: a header's head comment, then each public declaration with its comment, without bodies.
 scripts/site.py writes them below api/. The standard library alone.
 
-    api_pages.py --check   that every public header can be read so and has a comment at its head, and that the table of
+    api_pages.py --check   that every public header can be read so and has a comment at its head, that every public
+                           declaration has one of its own (`uncommented` says what is excused), and that the table of
                            maturity in docs/versioning.md names what is there
+    api_pages.py --uncommented   the declarations that lack one: file:line name
     api_pages.py HEADER    the page of one header, as Markdown
 """
 import pathlib
@@ -189,6 +191,12 @@ def name_of(shown):
 
 def declarations(text):
     """(comment, shown, name) of every public declaration at the level of a namespace, in order."""
+    for _, comment, shown, name in placed(text):
+        yield comment, shown, name
+
+
+def placed(text):
+    """(where it begins, comment, shown, name) of every public declaration at the level of a namespace, in order."""
     at, rooms, comment = 0, [], []
     while at < len(text):
         line = re.compile(r"[^\n]*").match(text, at)
@@ -209,7 +217,7 @@ def declarations(text):
             whole = re.compile(r"(?:[^\n\\]|\\.|\\\n)*").match(text, at)
             if comment and re.match(r"#\s*define\b", whole[0]):
                 shown = re.match(r"#\s*define\s+\w+(\([^)]*\))?", whole[0])[0]
-                yield "\n".join(comment), shown, name_of(shown)
+                yield at, "\n".join(comment), shown, name_of(shown)
             comment, at = [], whole.end()
         elif text[at] == "}":
             rooms.pop()
@@ -221,7 +229,7 @@ def declarations(text):
             end, shown = one(text, at)
             parts = [part for room in rooms for part in room.split("::") if part and part not in ("opd", "OPD_ISA")]
             if not any(PRIVATE.match(part) for part in parts):
-                yield "\n".join(comment), shown, "::".join(parts + [name_of(shown)])
+                yield at, "\n".join(comment), shown, "::".join(parts + [name_of(shown)])
             comment, at = [], end
 
 
@@ -234,11 +242,29 @@ def own(shown):
     return not (re.match(r"(struct|class|enum|union)( class)? [\w:]+( : [\w:]+)?;$", text)
                 or re.match(r"(extern )?template\b|static_assert|using namespace|OPD_MISFIT", text)
                 or re.match(r"typedef struct (\w+) \1;", text)
-                or re.match(r"(\w+)\(.*\) ?-> ?\1\b", text)
+                or re.match(r"(?:requires\b.*? )?(\w+)\([^()]*\) ?-> ?\1\b", text)
                 or re.search(r"\b\w+(<[^()]*>)?::~?(\w+|operator\W+)\(.*\)[^()]*;$", text)
                 and "=" not in text.split("(")[0]
                 or re.match(r"(struct|inline constexpr \w+|constexpr \w+|class) [\w:]+<", text)
                 or re.search(r"\b(last_of|fields)\(", text.split("{")[0]) and not text.startswith("concept"))
+
+
+def uncommented(text, c_header):
+    """(line, name) of the declarations that nothing is said of. One comment will do for overloads; in a header of the C
+    interface, for declarations that follow each other without an empty line. A comment behind the declaration counts. A
+    function that gives an enumeration's name needs none."""
+    said, last, last_said = set(), None, False
+    for at, comment, shown, name in placed(text):
+        end = at + len(shown) if text[at] == "#" else one(text, at)[0]
+        behind = re.compile(r"[^\n]*").match(text, end)[0]
+        between = "" if last is None else text[last:at]
+        together = c_header and last_said and not re.search(r"\n\s*\n|\n#", between)
+        has = bool(comment) or "//" in behind or "/*" in behind or together
+        if has:
+            said.add(name)
+        elif own(shown) and name not in said and name.split("::")[-1] not in ("name_of", "to_string"):
+            yield text.count("\n", 0, at) + 1, name
+        last, last_said = end, has
 
 
 def mentions():
@@ -321,13 +347,29 @@ def check():
         found = [(comment, title) for comment, shown, title in declarations(text) if own(shown)]
         count += len(found)
         documented += sum(bool(comment) for comment, _ in found)
+    wrong += [line + " has no comment" for line in all_uncommented()]
     for line in wrong:
         print(line)
     print(f"{len(names)} headers, {count} public declarations, {documented} with a comment of their own")
     return 1 if wrong else 0
 
 
+def all_uncommented():
+    """As "file:line name", of every header with a page, and of those that make up the scheduler."""
+    rooms = [room for room, _ in ROOMS] + [f"opd/sched/{part}" for part in ("meters", "policies", "scheduler")]
+    return [f"{path.relative_to(ROOT).as_posix()}:{line} {name}" for room in rooms for path in headers(room)
+            for line, name in uncommented(path.read_text(), path.suffix == ".h")]
+
+
+def report():
+    found = all_uncommented()
+    print("\n".join(found + [f"{len(found)} public declarations without a comment"]))
+    return 0
+
+
 if __name__ == "__main__":
     if len(sys.argv) != 2:
         sys.exit(__doc__)
-    sys.exit(check() if sys.argv[1] == "--check" else print(page(pathlib.Path(sys.argv[1]).resolve(), marks(), [])))
+    modes = {"--check": check, "--uncommented": report}
+    sys.exit(modes[sys.argv[1]]() if sys.argv[1] in modes
+             else print(page(pathlib.Path(sys.argv[1]).resolve(), marks(), [])))

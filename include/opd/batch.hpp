@@ -62,6 +62,7 @@ struct misspelt {
 
 } // namespace detail
 
+/// How the losses of rows become one number: the table at the head. `constant` needs env's `normaliser`.
 enum class reduce { sum, token_mean, sequence_mean, sequence_sum_mean, constant };
 
 /// Whether a row counts. From any contiguous run of bool or integers (non-zero: kept), from targets with an ignored
@@ -302,7 +303,9 @@ struct basic_env {
     measures<Space> measure = {};
 };
 
+/// Of a call on the host. Every member has a default: `{}` is every row, weight 1, mean over rows.
 using env = basic_env<space::host>;
+/// Of a call on a device: every span of it lies in device memory.
 using device_env = basic_env<space::device>;
 
 } // namespace opd

@@ -306,6 +306,8 @@ inline head_directions importance_svd(const head_directions& truncated, const ca
     return to;
 }
 
+/// Directions of least mean squared error of the logits under p̄, from `seen`, which holds C, p̄ and w̄ of this head.
+/// Throws invalid_input: `head` with a number that is none, `calibration` of another head.
 inline head_directions reweighted_svd(thread_team& threads, matrix_view<const float> head, const calibration& seen) {
     detail::check_head_numbers(head);
     const index_t d = head.cols;

@@ -57,6 +57,7 @@ struct merged {
     };
 };
 
+/// Counts and sums of one call. Those of row blocks, micro-batches and ranks merge; `fields` says how each does.
 struct diagnostics {
     // rows
     index_t rows = 0;           ///< rows of the call

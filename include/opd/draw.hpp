@@ -54,13 +54,16 @@ namespace opd {
 
 namespace design {
 
+/// (N,1) the argmax of z; ties go to the lower id. No noise, so no key.
 struct greedy {
     OPD_HD static constexpr index_t columns() { return 1; }
 };
+/// (N,1) one token from mu: argmax of z/T - log E, E exponential and keyed by id.
 struct gumbel {
     static constexpr noise_stream stream = noise_stream::rollout;
     OPD_HD static constexpr index_t columns() { return 1; }
 };
+/// (N,m) m tokens from mu with replacement, by inverse CDF; weight 1/m each, for teacher::samples.
 struct iid {
     static constexpr noise_stream stream = noise_stream::mc;
     index_t m = 1;
@@ -68,18 +71,23 @@ struct iid {
     OPD_HD constexpr index_t columns() const { return m; }
     OPD_HD constexpr index_t uniforms() const { return m; }
 };
+/// (N,budget) distinct ids of inclusion min(1, κ mu), whose sum is `budget`; weight mu/incl, for teacher::weighted.
+/// Needs one uniform a row. Fearnhead and Clifford 2003.
 struct threshold {
     static constexpr noise_stream stream = noise_stream::tail;
     index_t budget = 1;
     OPD_HD constexpr index_t columns() const { return budget; }
     OPD_HD constexpr index_t uniforms() const { return 1; }
 };
+/// (N,h+m) the h best ids for certain, weight mu, and m draws with replacement from the rest of mass M, weight M/m.
 struct head_tail {
     static constexpr noise_stream stream = noise_stream::tail;
     index_t h = 1, m = 1;
     OPD_HD constexpr index_t columns() const { return h + m; }
     OPD_HD constexpr index_t uniforms() const { return m; }
 };
+/// (N,m) m distinct ids, in law those of the m largest log mu + Gumbel noise; weight mu/incl, incl = 1 - exp(-mu
+/// e^-kappa). Kool et al. 2019.
 struct gumbel_top {
     static constexpr noise_stream stream = noise_stream::tail;
     index_t m = 1;
@@ -113,6 +121,8 @@ struct drawn {
     matrix_view<std::uint8_t, Space> exact = {}; ///< or left out: 1 where the id was taken for certain
 };
 
+/// What a draw may be told beside its keys, and what it may report beside ids and weights. An empty view is not
+/// written.
 template <space Space = space::host>
 struct draw_options {
     opd::filter filter = {};

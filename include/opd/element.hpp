@@ -177,6 +177,7 @@ concept storage = requires(T t, typename element<T>::arithmetic a) {
     {element<T>::store(a)};
 };
 
+/// What numbers of a storage type are computed in: float, or double for double.
 template <class T>
 using arithmetic_t = typename element<std::remove_const_t<T>>::arithmetic;
 

@@ -49,6 +49,7 @@ struct entry_facts {
 /// Columns of a cache that an estimator cannot do without: `unsigned reads_columns() const`, joined by |. A call
 /// whose cache lacks one throws before anything is written.
 namespace column {
+/// Of a cache of drawn tokens; log_mu also of a support.
 inline constexpr unsigned log_prox = 1, log_ref = 2, advantage = 4, baseline = 8, mu_entropy = 16, log_mu = 32;
 inline constexpr unsigned sequence_log_ratio = 64; ///< of env.frozen
 } // namespace column
@@ -128,16 +129,19 @@ OPD_HD inline void through_softmax(support_entries& s) {
 } // namespace OPD_ISA
 
 // clang-format off
+/// An estimator of drawn tokens: from the m entries of a row to its loss, and c = dL/dlog p written into each entry.
 template <class E>
 concept sampled_estimator = requires(const E e, sampled_entry* x, int m, entry_facts facts, diagnostics& d) {
     requires E::takes == cache_kind::samples || E::takes == cache_kind::weighted;
     { e.row(x, m, facts, d) } -> std::same_as<entry_row>;
 };
+/// An estimator of k ids a row and the rest of the vocabulary; the student's normaliser is over all V.
 template <class E>
 concept support_estimator = requires(const E e, support_entries& s, entry_facts facts, diagnostics& d) {
     requires E::takes == cache_kind::support;
     { e.row(s, facts, d) } -> std::same_as<entry_row>;
 };
+/// An estimator of k ids a row whose normalisers are over these ids: a divergence as its member `on_support`.
 template <class E>
 concept renormalised_estimator = requires(const E e) {
     requires E::takes == cache_kind::support;

@@ -25,6 +25,7 @@
 
 namespace opd {
 
+/// What of a row may be drawn. The default keeps all: T = 1, no top-k, no top-p, no min-p.
 struct filter {
     float temperature = 1;
     index_t top_k = 0; ///< 0: all
@@ -34,6 +35,8 @@ struct filter {
     OPD_HD constexpr bool cuts() const { return top_k > 0 || top_p < 1 || min_p > 0; }
 };
 
+/// Penalties on ids that the text has already, step 0 above. The default has none; presence and frequency are in units
+/// of logits.
 struct penalties {
     float repetition = 1; ///< above 0; 1: none
     float presence = 0;

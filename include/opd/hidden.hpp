@@ -127,6 +127,7 @@ void check_head(const char* name, const Hidden& h) {
 
 namespace student {
 
+/// The student's logits as z = cap·tanh((x Wᵀ + b)/cap), (N,V) from x (N,D) and w (V,D); gradients go to dx, dw, db.
 template <class X, class G = float, space Space = space::host, class Head = matrix_view<const X, Space>>
 struct hidden {
     static_assert(detail::head_lies<Head, X, Space>(),
@@ -198,6 +199,8 @@ hidden(matrix_view<X, S>, Head, matrix_view<G, S>, matrix_view<G, S>) -> hidden<
 
 namespace teacher {
 
+/// The teacher's logits as y = cap·tanh((x Wᵀ + b)/cap), (N,V) from x (N,D) and w (V,D). A cache of kind dense: for
+/// every divergence.
 template <class X, space Space = space::host, class Head = matrix_view<const X, Space>>
 struct hidden {
     static_assert(opd::detail::head_lies<Head, X, Space>(),

@@ -126,6 +126,8 @@ index_t drop_repeats(vector_view<Id> ids, row_offsets<> offsets) {
     return dropped;
 }
 
+/// Share of each row's support that stands among the others' ids: `share` (N) in [0, 1], and the mean over good rows
+/// that `mask` keeps.
 template <class Support, class Others>
 id_overlaps id_overlap(const Support& support, const Others& others, vector_view<double> share = {},
                        row_mask<> mask = {}) {

@@ -481,21 +481,24 @@ struct twin {
 template <class L>
 concept lane_pack = std::same_as<typename L::lane_type, lanes>;
 
-/// What a row kernel computes in: with the 16 registers of older instruction sets a second chain would only spill.
 #if defined(OPD_AVX512)
+/// What a row kernel computes in: with the 16 registers of older instruction sets a second chain would only spill.
 using pack = twin<lanes>;
 #else
+/// What a row kernel computes in.
 using pack = lanes;
 #endif
 
 namespace lane_math {
 
+/// x - n ln2, ln2 in two parts.
 template <lane_pack L>
-OPD_INLINE L less_ln2(L x, L n) { // x - n ln2, ln2 in two parts
+OPD_INLINE L less_ln2(L x, L n) {
     return fma(n, L(-0x1.7f7d1cp-20), pin(fma(n, L(-0x1.62e4p-1), x)));
 }
+/// 2^f, |f| <= 1/2: minimax of degree 6, 1.9e-9.
 template <lane_pack L>
-OPD_INLINE L exp2_fraction(L f) { // 2^f, |f| <= 1/2: minimax of degree 6, 1.9e-9
+OPD_INLINE L exp2_fraction(L f) {
     L r = L(1.53458078e-4);
     r = fma(r, f, L(1.33999317e-3));
     r = fma(r, f, L(9.61848894e-3));
@@ -504,8 +507,9 @@ OPD_INLINE L exp2_fraction(L f) { // 2^f, |f| <= 1/2: minimax of degree 6, 1.9e-
     r = fma(r, f, L(6.93147206e-1));
     return fma(r, f, L(1));
 }
+/// e^r - 1, |r| <= ln2/2, as r + r² Q(r): 1.4e-8.
 template <lane_pack L>
-OPD_INLINE L expm1_core(L r) { // e^r - 1, |r| <= ln2/2, as r + r² Q(r): 1.4e-8
+OPD_INLINE L expm1_core(L r) {
     L q = L(1.38825192e-3);
     q = fma(q, r, L(8.36652095e-3));
     q = fma(q, r, L(4.16671999e-2));
@@ -513,8 +517,9 @@ OPD_INLINE L expm1_core(L r) { // e^r - 1, |r| <= ln2/2, as r + r² Q(r): 1.4e-8
     q = fma(q, r, L(4.99999982e-1));
     return fma(r * r, q, r);
 }
+/// log(2^k (1 + f)), 1 + f in [sqrt(1/2), sqrt(2)).
 template <lane_pack L>
-OPD_INLINE L log_of_parts(L f, L k) { // log(2^k (1 + f)), 1 + f in [sqrt(1/2), sqrt(2))
+OPD_INLINE L log_of_parts(L f, L k) {
     L q = L(-7.63443792e-2);
     q = fma(q, f, L(1.27615629e-1));
     q = fma(q, f, L(-1.31601980e-1));
@@ -550,6 +555,7 @@ template <lane_pack L>
 OPD_INLINE L exp2_scaled(L x, L hi, L lo, L floor) {
     return exp2_scaled(max(x, floor), hi, lo);
 }
+/// e^x, saturated at x = 88; below -87 through subnormal numbers to 0.
 template <lane_pack L>
 OPD_INLINE L exp(L x) {
     const L a = min(max(x, L(-104)), L(88));
@@ -570,8 +576,9 @@ OPD_INLINE L expm1(L x) {
     return exp_less(x, L(1));
 }
 namespace lane_math {
+/// (e^x - 1 - x) / x², |x| <= 1.
 template <lane_pack L>
-OPD_INLINE L expm1_quotient(L x) { // (e^x - 1 - x) / x², |x| <= 1
+OPD_INLINE L expm1_quotient(L x) {
     L q = L(2.47602965e-5);
     q = fma(q, x, L(2.03702828e-4));
     q = fma(q, x, L(1.38955076e-3));

@@ -107,6 +107,7 @@ struct cache_entry {
     index_t id;
     double log_q;
 };
+/// The used slots of a row of a cache with entries, as a range of cache_entry; unused slots are passed over.
 template <class Cache>
 auto entries(const Cache& cache, index_t row) {
     static_assert(Cache::kind != cache_kind::dense, "opd: a dense cache has logits, not entries");

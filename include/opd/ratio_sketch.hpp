@@ -22,6 +22,7 @@
 
 namespace opd {
 
+/// The bins of env.measure.ratios, and quantiles from their counts.
 struct ratio_sketch {
     static constexpr int per_octave = 8, octaves = 14;
     static constexpr int side = per_octave * octaves; ///< bins on either side: |log rho| from 2^-7 to 2^7

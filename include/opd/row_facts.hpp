@@ -45,6 +45,7 @@ struct sum_weights {
 };
 
 // clang-format off
+/// What selected{…} takes: which facts it reads, as bits of `fact`, and the row's weight.
 template <class S>
 concept row_selector = requires(const S s, const row_facts& facts) {
     { s.reads() } -> std::convertible_to<unsigned>;

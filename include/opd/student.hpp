@@ -39,6 +39,7 @@ struct by_name_only {}; ///< what follows it in an aggregate is set by name
 
 namespace student {
 
+/// The student's logits in memory, and where dz goes: a dense gradient.
 template <class Z, class G = Z, space Space = space::host>
 struct logits {
     static_assert(!std::is_const_v<G>, "opd: the gradient is written: its view must not be of const elements");
@@ -70,6 +71,8 @@ template <class Z, class G, space S, detail::option... Options>
 logits(matrix_view<Z, S>, matrix_view<G, S>, Options...) -> logits<std::remove_const_t<Z>, G, S>;
 OPD_MISFIT(logits, (class G, space S), G, S);
 
+/// The student's logits in memory with a gradient for the ids of a support alone, O(k) a row. For renormalised losses,
+/// whose gradient elsewhere is 0.
 template <class Z, class G = Z, space Space = space::host>
 struct on_support {
     static_assert(!std::is_const_v<G>, "opd: the gradient is written: its view must not be of const elements");

@@ -71,6 +71,7 @@ using checked_id =
 
 namespace teacher {
 
+/// All V logits of the teacher at each row.
 template <class Y, space Space = space::host>
 struct dense {
     static_assert(detail::known_elements<Y>());
@@ -95,6 +96,7 @@ OPD_MISFIT(dense, (space S), S);
 /// Whose best ids a support holds.
 enum class chosen_by { teacher, stale_student, student };
 
+/// k ids a row with the teacher's log-probs over the whole vocabulary.
 template <class Id, class L = float, space Space = space::host>
 struct support {
     static_assert(std::integral<Id>, "opd: ids are integers, of any type");
@@ -140,6 +142,7 @@ ragged_support(vector_view<Id, S>, vector_view<L, S>, Offsets, vector_view<Tail,
     -> ragged_support<std::remove_const_t<Id>, std::remove_const_t<L>, S>;
 OPD_MISFIT(ragged_support, (class L, space S), L, S);
 
+/// m tokens a row that mu drew with replacement, each of weight 1/m.
 template <class Id, class L = float, space Space = space::host>
 struct samples {
     static_assert(std::integral<Id>, "opd: ids are integers, of any type");
@@ -163,6 +166,7 @@ samples(matrix_view<Id, S>, matrix_view<A, S>, matrix_view<B, S>)
     -> samples<detail::checked_id<Id, float, A, B>, std::remove_const_t<A>, S>;
 OPD_MISFIT(samples, (class L, space S), L, S);
 
+/// B ids a row by any sampling design, each with the weight that makes Σ w f(a) unbiased for E_mu[f].
 template <class Id, class L = float, space Space = space::host, class W = arithmetic_t<L>>
 struct weighted {
     static_assert(std::integral<Id>, "opd: ids are integers, of any type");

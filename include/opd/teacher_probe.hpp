@@ -57,6 +57,7 @@ struct teacher_answers {
     index_t vocab = 0;                            ///< the student's; 0: unknown
 };
 
+/// How much of each fault is borne, and how few numbers are too few to tell.
 struct probe_settings {
     double most_noise = 0.5;      ///< sigma_delta over mean gap. At 0.5 noise has at most 1/8 of the mean square of A
     index_t least_tokens = 200;   ///< fewer decide neither noise nor shift
@@ -66,6 +67,7 @@ struct probe_settings {
     double errors = 5;                   ///< standard errors that a fault must stand out by
 };
 
+/// What a test came to; `to_string` says it in a word.
 enum class probed {
     not_asked, ///< inputs left out
     too_few,

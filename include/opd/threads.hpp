@@ -22,6 +22,7 @@
 namespace opd {
 inline namespace OPD_ISA {
 
+/// `threads` of them, the caller among them; at least 1. Made once and used for every call.
 class thread_team {
 public:
     /// Throws `unsupported` where the system refuses a thread: it has too many, or too little memory for another's

@@ -34,6 +34,7 @@ inline constexpr unsigned masked = 4;    ///< it adds nothing
 inline constexpr unsigned saturated = 8; ///< a ratio other than p/mu was, at e^±80
 } // namespace token_flag
 
+/// What a surrogate says of a token: its loss, dL/dlog p, and what it did to it.
 struct token_out {
     double loss;
     double c;           ///< dL/dlog p

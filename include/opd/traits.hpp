@@ -27,6 +27,7 @@ enum class bias { unbiased, consistent, biased };
 /// What the reported loss is.
 enum class meaning { divergence, value_estimate, surrogate };
 
+/// The defaults are those of a divergence in its own right: unbiased, zero at equality, descending itself.
 struct estimator_traits {
     bias mean = bias::unbiased;
     meaning value = meaning::divergence;

@@ -24,6 +24,7 @@
 
 namespace opd {
 
+/// Where memory lies: the host's, or a device's that the host must not read.
 enum class space { host, device };
 
 /// (rows, cols) elements of T, row-major, unit inner stride, `stride` elements from row to row, of which the
@@ -85,6 +86,7 @@ struct row_layout {
     count padding = 0;
 };
 
+/// (rows,cols), row-major without gaps. Throws nothing and looks at nothing: shapes are checked by the call that reads.
 template <class T>
 constexpr matrix_view<T> view(T* data, count rows, count cols) {
     return {data, rows.value, cols.value, cols.value};
@@ -107,6 +109,7 @@ constexpr vector_view<T> view(T* data, count size) {
     return {data, size.value};
 }
 
+/// The same of device memory, which a call on a device takes.
 template <class T>
 constexpr matrix_view<T, space::device> device_view(T* data, count rows, count cols) {
     return {data, rows.value, cols.value, cols.value};

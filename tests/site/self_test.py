@@ -90,3 +90,22 @@ assert found["adds"][1].endswith("-> same<X>; };") and found["OPD_SAID"][1] == "
 assert api_pages.head_comment(HEADER) == "What it holds."
 assert api_pages.mark_of("opd/c/rows.h", {"c/": "stable", "c/r": "new"}) == "new"
 print("a header is shown as it is")
+
+SILENT = """namespace opd {
+/// One of each.
+void each(int);
+void each(double);
+void silent(int);
+int behind = 1; ///< said there
+const char* name_of(kind k) { return ""; }
+
+/* Both. */
+void first(void);
+void second(void);
+
+void apart(void);
+}
+"""
+assert [name for _, name in api_pages.uncommented(SILENT, True)] == ["apart"], list(api_pages.uncommented(SILENT, True))
+assert list(api_pages.uncommented(SILENT, False)) == [(5, "silent"), (11, "second"), (13, "apart")]
+print("what nothing is said of is named")

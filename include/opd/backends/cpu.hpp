@@ -97,6 +97,7 @@ result basic_cpu_backend<Products>::for_rows(const Job& job) {
     return detail::run_on_host(run, plan, team, memory(plan.bytes(team.size())));
 }
 
+/// Needs the standard library alone; products of hidden states are product.hpp's.
 using cpu_backend = basic_cpu_backend<no_products>;
 
 } // namespace OPD_ISA

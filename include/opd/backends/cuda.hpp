@@ -104,6 +104,7 @@ struct device_result {
 };
 static_assert(std::is_standard_layout_v<result> && std::is_trivially_copyable_v<result>);
 
+/// A handle: it owns nothing, and copies of it share stream, cuBLAS handle and memory.
 struct cuda_backend {
     static constexpr space memory_space = space::device;
     cudaStream_t stream = nullptr;

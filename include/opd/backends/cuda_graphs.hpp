@@ -16,6 +16,7 @@
 
 namespace opd {
 
+/// The Api of spec::captured_graphs on one CUDA stream. `end` returns an executable graph, which `destroy` frees.
 class cuda_graph_api {
 public:
     explicit cuda_graph_api(cudaStream_t stream) : stream_(stream) {}

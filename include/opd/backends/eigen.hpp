@@ -68,6 +68,7 @@ struct eigen_products {
     }
 };
 
+/// The same lanes and bits as cpu_backend; `gemm` is Eigen's.
 using eigen_backend = basic_cpu_backend<eigen_products>;
 
 } // namespace OPD_ISA

@@ -47,6 +47,7 @@ OPD_C_API int opd_abi_version(void);
 /* "0.1.0": of the library. */
 OPD_C_API const char* opd_version(void);
 
+/* What every function that can fail returns; opd_last_error() has the sentence. */
 typedef enum {
     OPD_OK = 0,
     OPD_INVALID_INPUT = 1,  /* an argument that no call could accept; opd_last_error_argument(), opd_last_error_row() */

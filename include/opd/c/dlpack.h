@@ -10,6 +10,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
+/* DLPack's numbers of devices: those that this library takes. */
 typedef enum {
     kDLCPU = 1,
     kDLCUDA = 2,
@@ -17,11 +18,13 @@ typedef enum {
     kDLCUDAManaged = 13
 } DLDeviceType;
 
+/* Which memory: `device_id` counts devices of one type from 0; of kDLCPU it is 0. */
 typedef struct {
     DLDeviceType device_type;
     int32_t device_id;
 } DLDevice;
 
+/* DLPack's numbers of element types; half is kDLFloat of 16 bits. */
 typedef enum {
     kDLInt = 0U,
     kDLUInt = 1U,
@@ -32,12 +35,14 @@ typedef enum {
     kDLBool = 6U
 } DLDataTypeCode;
 
+/* An element's type. */
 typedef struct {
     uint8_t code;   /* DLDataTypeCode */
     uint8_t bits;   /* of one number */
     uint16_t lanes; /* 1: not a vector type */
 } DLDataType;
 
+/* A tensor that somebody else owns. */
 typedef struct {
     void* data;
     DLDevice device;

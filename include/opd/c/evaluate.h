@@ -21,12 +21,14 @@
 extern "C" {
 #endif
 
+/* Where the student's logits come from (opd/student.hpp, opd/hidden.hpp). */
 typedef enum {
     OPD_LOGITS = 0,     /* z (N,V), dz (N,V) */
     OPD_ON_SUPPORT = 1, /* z (N,V), dz (N,k): dz[r,j] belongs to the support's ids[r,j]. "renormalised" alone */
     OPD_HIDDEN = 2      /* z = x W^T + b: hidden states x (N,D) and head w (V,D); out dx, dw, db */
 } opd_student_kind;
 
+/* The student: what of it is read, and where its gradient goes. Tensors of another kind than `kind` are NULL. */
 typedef struct opd_student {
     size_t struct_size;
     int32_t kind;         /* opd_student_kind */
@@ -47,6 +49,7 @@ typedef struct opd_student {
     uint64_t budget_bytes; /* most memory for logits; 0: 256 MiB */
 } opd_student;
 
+/* What is known of the teacher at each row (opd/teacher.hpp). */
 typedef enum {
     OPD_DENSE = 0,          /* y (N,V') */
     OPD_SUPPORT = 1,        /* ids, log_q (N,k); log_tail (N) */
@@ -61,6 +64,7 @@ typedef enum { OPD_STALE = 0, OPD_ON_POLICY = 1, OPD_OF_TEACHER = 2 } opd_law;
 /* Whose best ids a support holds. */
 typedef enum { OPD_BY_TEACHER = 0, OPD_BY_STALE_STUDENT = 1, OPD_BY_STUDENT = 2 } opd_chosen_by;
 
+/* The teacher's cache. Tensors of another kind than `kind` are NULL. */
 typedef struct opd_teacher {
     size_t struct_size;
     int32_t kind; /* opd_teacher_kind */
@@ -103,6 +107,7 @@ typedef struct opd_teacher {
     int64_t widest; /* most ids of a row, of a ragged support or kept sets: on a device, which cannot find it; 0: V */
 } opd_teacher;
 
+/* Which loss, by name. All of 0 and NULL: reverse KL by the default estimator of the teacher's kind. */
 typedef struct opd_estimator {
     size_t struct_size;
     /* Table "estimator". NULL: of OPD_DENSE "dense", of supports "renormalised", of drawn tokens "mc". */
@@ -124,6 +129,7 @@ typedef struct opd_estimator {
     double selector_a, selector_b; /* the parameters that the table names */
 } opd_estimator;
 
+/* How the losses of rows become one number (opd/batch.hpp). */
 typedef enum {
     OPD_TOKEN_MEAN = 0,
     OPD_SUM = 1,
@@ -131,8 +137,11 @@ typedef enum {
     OPD_SEQUENCE_SUM_MEAN = 3,
     OPD_CONSTANT = 4
 } opd_reduction;
+/* What becomes of a row whose loss is infinite: floored at `floor_at` nats, left out, or the call fails. */
 typedef enum { OPD_FLOOR = 0, OPD_SKIP = 1, OPD_RAISE = 2 } opd_infinite;
+/* What becomes of a row whose gradient its type cannot hold: left out, or cut to the largest number. */
 typedef enum { OPD_SKIP_ROW = 0, OPD_SATURATE = 1 } opd_overflow;
+/* What bits must not depend on; docs/concepts/determinism.md. */
 typedef enum { OPD_RUN_TO_RUN = 0, OPD_NOT_GUARANTEED = 1, OPD_TILING_INVARIANT = 2 } opd_determinism;
 
 /* All of it is optional. See opd/batch.hpp for the formulas. */
@@ -193,12 +202,14 @@ typedef struct opd_diagnostics {
 /* Numbers of 8 bytes in env.totals. */
 #define OPD_TOTALS (1 + sizeof(opd_diagnostics) / 8)
 
+/* What a call came to. */
 typedef struct opd_result {
     size_t struct_size;
     double loss; /* reduced */
     opd_diagnostics diagnostics;
 } opd_result;
 
+/* One call of opd_evaluate: `student` and `teacher` are needed, the others have defaults. */
 typedef struct opd_call {
     size_t struct_size;
     opd_engine* engine; /* NULL: one of one thread that the calling thread has */

@@ -117,6 +117,7 @@ typedef struct opd_score_call {
     const DLTensor* entropy;      /* (N) double, nats */
 } opd_score_call;
 
+/* All that `score` asks for; `result`, which may be NULL, counts bad rows. */
 OPD_C_API int opd_score(const opd_score_call* score, opd_result* result);
 OPD_C_API int opd_score_workspace_bytes(const opd_score_call* score, uint64_t* bytes);
 

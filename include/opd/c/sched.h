@@ -3,12 +3,15 @@
  * Schedulers of rollout, teacher and learner (opd/sched.hpp): events in, actions out; the staleness queue; the virtual
  * cluster.
  *
- *   opd_scheduler_settings settings = {.struct_size = sizeof settings, .batch = 16, .schedule = "async", .policy =
- * "edf"}; opd_scheduler* scheduler; if (opd_scheduler_create(&settings, &scheduler) != OPD_OK) puts(opd_last_error());
+ *   opd_scheduler_settings settings = {
+ *       .struct_size = sizeof settings, .batch = 16, .schedule = "async", .policy = "edf"};
+ *   opd_scheduler* scheduler;
+ *   if (opd_scheduler_create(&settings, &scheduler) != OPD_OK) puts(opd_last_error());
  *
  *   opd_event came = {.struct_size = sizeof came, .kind = OPD_EVENT_WORKER_UP, .stage = OPD_ROLLOUT, .incarnation = 1,
- * .slots = 8}; opd_action actions[64] = {{.struct_size = sizeof actions[0]}}; opd_scheduler_on(scheduler, &came,
- * seconds(), actions, 64, &count);       carry out actions[0, count), in order
+ *                     .slots = 8};
+ *   opd_action actions[64] = {{.struct_size = sizeof actions[0]}};
+ *   opd_scheduler_on(scheduler, &came, seconds(), actions, 64, &count);       carry out actions[0, count), in order
  *
  * docs/sched/schedules.md, policies.md and faults.md say what the settings do, drivers.md what a driver owes the
  * scheduler. Batches, bounds and snapshots are those of the C++ scheduler, byte for byte. Policies and schedules are
@@ -30,6 +33,7 @@ extern "C" {
 #define OPD_AUTOMATIC (-1)
 #define OPD_WIDEST (-2)
 
+/* The stages, in the order in which a sequence passes them. */
 typedef enum { OPD_ROLLOUT = 0, OPD_TEACHER = 1, OPD_LEARNER = 2 } opd_stage;
 
 /* Where a sequence is between its admission and the end of the step that consumed it. */
@@ -72,6 +76,7 @@ typedef struct opd_token_versions {
 
 /* ---- settings */
 
+/* opd::sched::settings (opd/sched/settings.hpp) with its schedule. Seconds are those that the caller hands in. */
 typedef struct opd_scheduler_settings {
     size_t struct_size;
     int64_t batch;        /* B, sequences a train batch; 0: 256 */
@@ -113,6 +118,7 @@ typedef struct opd_scheduler_settings {
 
 /* ---- events and actions */
 
+/* What a driver tells the scheduler. Behind each: which members of opd_event count. */
 typedef enum {
     OPD_EVENT_WORKER_UP = 0, /* stage, worker, incarnation, slots: a new life; or of this one, other slots */
     OPD_EVENT_WORKER_DOWN = 1,
@@ -155,6 +161,7 @@ typedef struct opd_event {
     size_t ticket_count;
 } opd_event;
 
+/* What the scheduler asks for. Behind each: which members of opd_action count. */
 typedef enum {
     OPD_ACTION_START = 0, /* roll ticket.sample out, from weights of `version` */
     OPD_ACTION_ABORT = 1, /* let go of ticket */
@@ -197,6 +204,7 @@ typedef struct opd_action {
 } opd_action;
 
 typedef struct opd_scheduler opd_scheduler;
+/* Makes a scheduler at time 0 with nothing outstanding, and frees one. */
 OPD_C_API int opd_scheduler_create(const opd_scheduler_settings* settings, opd_scheduler** out);
 OPD_C_API void opd_scheduler_destroy(opd_scheduler* scheduler);
 
@@ -217,6 +225,7 @@ OPD_C_API int opd_scheduler_next_deadline(opd_scheduler* scheduler, double* dead
 
 /* ---- what it knows */
 
+/* Counts since the scheduler began, those before a snapshot included (opd/sched/scheduler.hpp). */
 typedef struct opd_scheduler_counters {
     size_t struct_size;
     int64_t admitted, consumed, consumed_tokens, failed;
@@ -227,6 +236,7 @@ typedef struct opd_scheduler_counters {
 /* Running totals: opd/sched/scheduler.hpp says what each is. */
 OPD_C_API int opd_scheduler_totals(opd_scheduler* scheduler, opd_scheduler_counters* counters);
 
+/* Where the scheduler stands. */
 typedef struct opd_scheduler_state {
     size_t struct_size;
     int64_t version;                                            /* completed train batches */
@@ -240,8 +250,10 @@ typedef struct opd_scheduler_state {
     int32_t gate_open, finished, held_back;
     int32_t failed_stage; /* opd_stage for which the run ended as failed; -1: it did not */
 } opd_scheduler_state;
+/* Fills `state`; changes nothing. */
 OPD_C_API int opd_scheduler_look(opd_scheduler* scheduler, opd_scheduler_state* state);
 
+/* A sequence that holds a permit. */
 typedef struct opd_outstanding {
     opd_ticket ticket;
     int64_t start;               /* version of its start; -1: none yet */
@@ -274,6 +286,7 @@ OPD_C_API int opd_scheduler_abandon_workers(opd_scheduler* scheduler, int32_t ke
 
 /* ---- metrics */
 
+/* What the metrics hear of a worker. */
 typedef enum {
     OPD_WORKER_UP = 0, /* with nothing running */
     OPD_WORKER_DOWN = 1,
@@ -307,6 +320,7 @@ typedef struct opd_queue_settings {
     int32_t reserved; /* 0 */
 } opd_queue_settings;
 
+/* The right of one sequence to be outstanding; given back by a push that is consumed, or by opd_queue_release(). */
 typedef struct opd_permit {
     uint64_t permit; /* never 0 */
     int64_t version; /* of the weights that its sequence starts with */
@@ -314,6 +328,7 @@ typedef struct opd_permit {
     uint32_t reserved;
 } opd_permit;
 
+/* What became of an item; OPD_PUSH_STALE leaves permit and item with the caller. */
 typedef enum { OPD_PUSHED = 0, OPD_PUSH_STALE = 1, OPD_PUSH_ABORTED = 2 } opd_push;
 
 /* `seconds` is how long a call may wait: 0 not at all, infinity for ever. */
@@ -331,6 +346,7 @@ OPD_C_API int opd_queue_release(opd_queue* queue, uint64_t permit);
 /* Its sequence starts again under the present version, once the gate is open: *version; -1: not in time, or aborted. */
 OPD_C_API int opd_queue_restart(opd_queue* queue, uint64_t permit, double seconds, int64_t* version);
 
+/* A batch that a pop has taken. */
 typedef struct opd_queue_batch {
     size_t struct_size;
     uint64_t
@@ -345,6 +361,7 @@ OPD_C_API int opd_queue_pop(opd_queue* queue, double seconds, int64_t* items, in
 /* It was trained on: the gate closes, nothing starts on old weights. */
 OPD_C_API int opd_queue_trained(opd_queue* queue, uint64_t batch);
 
+/* An item that the new version made stale. */
 typedef struct opd_stale {
     int64_t item;
     int64_t version;   /* of its start */

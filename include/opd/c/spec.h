@@ -48,6 +48,7 @@ typedef struct opd_coins {
     int64_t (*draw)(void* context, const double* weights, int64_t n); /* i with probability weights[i] over their sum */
 } opd_coins;
 
+/* One tree of drafts, or with offsets in `drafts` a batch of S of them, and the laws that judge it. */
 typedef struct opd_verify_call {
     size_t struct_size;
     /* How drafts were drawn, table "proposal": "one_hot", "dense", "iid_siblings", "without_replacement". No default:
@@ -169,6 +170,8 @@ typedef struct opd_cost_point {
 } opd_cost_point;
 OPD_C_API int opd_step_seconds(const opd_cost_point* points, int64_t count, int64_t rows, double* seconds);
 
+/* What opd_draft_share() is asked: R sequences, what their drafts promise, what rows cost
+ * (opd/spec/draft_budget.hpp). */
 typedef struct opd_draft_budget {
     size_t struct_size;
     const DLTensor* gains;     /* (total) double: of each sequence's nodes, falling, in [0, 1]; NULL: none */

@@ -32,6 +32,7 @@ namespace opd::data {
 
 /// What a column's numbers are. `packed`: ids of `bits` bits (packed_ids.hpp).
 enum class dtype { u8, f16, bf16, i32, f32, i64, f64, packed };
+/// Along what a column runs: the table at the head.
 enum class axis { sequence, token, row, bounds, entry };
 
 /// Bytes of a number; of packed ids 1, the unit of their stream.
@@ -49,6 +50,7 @@ constexpr const char* name_of(axis a) {
     return names[static_cast<std::size_t>(a)];
 }
 
+/// One column as set.json describes it.
 struct column {
     std::string name;
     dtype type = dtype::f32;

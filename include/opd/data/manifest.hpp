@@ -30,6 +30,7 @@
 
 namespace opd::data {
 
+/// What set.json says; a reader refuses higher ones.
 inline constexpr int format_version = 1;
 
 /// Who made the data: hashes, or other names, of weights and configuration; of a tokenizer. Empty: unknown.

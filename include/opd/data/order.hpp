@@ -59,6 +59,7 @@ private:
     int half_;            ///< bits of either side, at most 32
 };
 
+/// How random an epoch's order is: `shards` reads a disk in longer pieces than `sequences`.
 enum class shuffle { stored, shards, sequences };
 
 /// Which part of a set a reader has, and in which order.

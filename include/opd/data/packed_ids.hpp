@@ -24,6 +24,7 @@
 
 namespace opd::data {
 
+/// Bits that a packed id may have.
 inline constexpr int least_id_bits = 8, most_id_bits = 31;
 
 /// Bytes of n ids, and whether there are so many at all.

@@ -302,6 +302,7 @@ private:
     std::map<std::pair<std::size_t, dtype>, copied> copies_; ///< by column and type
 };
 
+/// What a reader puts up with, and how much address space it takes.
 struct open_settings {
     bool unfinished = false;      ///< a set whose writer has not finished, or was killed, will do: what the index names
     std::size_t most_mapped = 16; ///< shards in memory at once

@@ -51,6 +51,7 @@ struct rollout {
     float reward = 0;                              ///< of the whole sequence
 };
 
+/// What a set is begun with. A folder that is added to must have the same `vocab` and `fingerprints`.
 struct writer_settings {
     index_t vocab = 0;            ///< ids are checked against it; 0: unknown
     int id_bits = 0;              ///< 8 to 31; 0: ids are int32. 17 bits hold a vocabulary of 131,071
@@ -60,6 +61,7 @@ struct writer_settings {
     std::map<std::string, std::string> notes = {}; ///< the caller's own, kept in set.json
 };
 
+/// One folder's writer, with a thread of its own for the shard in hand. One thread's.
 class rollout_writer {
 public:
     explicit rollout_writer(std::string folder, writer_settings settings = {});

@@ -42,6 +42,7 @@ struct tensor {
     std::size_t begin = 0, end = 0;
 };
 
+/// What a file holds and where; the data themselves stay in it.
 struct safetensors_header {
     std::map<std::string, std::string> metadata;
     std::vector<tensor> tensors; ///< in the order of their data

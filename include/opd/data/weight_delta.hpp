@@ -55,7 +55,9 @@
 
 namespace opd::data {
 
+/// Elements of a part; the number is what a message has.
 enum class weight_type : std::uint8_t { bytes = 1, bf16 = 2, f16 = 3, f32 = 4 };
+/// Bytes of an element.
 constexpr std::size_t size_of(weight_type t) { return t == weight_type::f32 ? 4 : t == weight_type::bytes ? 1 : 2; }
 
 /// A named run of elements.

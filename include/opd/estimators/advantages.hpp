@@ -46,6 +46,7 @@ OPD_HD OPD_INLINE double log_q_over(double log_q, double log_p) {
 
 namespace advantage {
 
+/// A = log q - log p with the current student. Descends KL(p‖q); a draw's value is log p - log q.
 struct theta {
     static constexpr estimator_traits traits(law) { return {.descends = descent::reverse}; }
     OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
@@ -53,6 +54,7 @@ struct theta {
     OPD_HD OPD_INLINE double value(const sampled_entry& x) const { return x.log_p - x.log_q; }
 };
 
+/// A = log q - log mu, fixed at rollout time. Equal to theta on policy; of stale tokens it descends KL(p‖q) - KL(p‖mu).
 struct old {
     static constexpr estimator_traits traits(law drawn) {
         return drawn == law::on_policy ? estimator_traits{.descends = descent::reverse}
@@ -102,6 +104,8 @@ shaped(S) -> shaped<S>;
 template <class S, class Of>
 shaped(S, Of) -> shaped<S, Of>;
 
+/// A = λ (log q - log p_ref) - (log p - log p_ref), log p_ref from the column log_ref. λ = 1 is theta; above 1 it goes
+/// beyond the teacher. G-OPD, ExOPD.
 struct extrapolated {
     double lambda = 1;
     static constexpr estimator_traits traits(law) {
@@ -119,6 +123,8 @@ struct extrapolated {
     }
 };
 
+/// A = plus · (log q - log p) - minus · (log q' - log p): towards one teacher and away from another, log q' from the
+/// column log_ref. RLCSD, arXiv 2606.11709.
 struct contrast {
     double plus = 1, minus = 1;
     static constexpr estimator_traits traits(law) {
@@ -136,6 +142,7 @@ struct contrast {
     }
 };
 
+/// A = -slope of D at the token's (p, q), so that E_p[A ∇log p] = -∇D for any D = Σ term(p, q).
 template <class D>
 struct of_divergence {
     D divergence = {};
@@ -191,6 +198,7 @@ private:
 template <class D>
 of_divergence(D) -> of_divergence<D>;
 
+/// A from the cache's column `advantage`, as a task's reward: what it descends nobody knows here.
 struct outside {
     static constexpr estimator_traits traits(law) {
         return {.value = meaning::surrogate, .exact_zero_at_equality = false, .descends = descent::outside};
@@ -199,6 +207,7 @@ struct outside {
     OPD_HD OPD_INLINE double operator()(const sampled_entry& x) const { return x.outside; }
 };
 
+/// A = outside · column `advantage` + teacher · (log q - log p).
 struct mixed {
     double outside = 1;
     double teacher = 1;
@@ -214,6 +223,7 @@ struct mixed {
     }
 };
 
+/// A = -k(q/p) held constant, K one of k1, k2, k3: what each descends as a reward stands in k_forms.hpp.
 template <class K>
 struct reward {
     static constexpr estimator_traits traits(law) {

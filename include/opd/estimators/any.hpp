@@ -104,11 +104,16 @@ namespace opd {
 
 namespace choice {
 
+/// What mc and dense take, by number: divergences, those of a row, advantages. Numbers may change between versions;
+/// names do not.
 enum class objective {
     OPD_DIVERGENCES(OPD_ENUMERATOR) OPD_ROW_DIVERGENCES(OPD_ENUMERATOR) OPD_ADVANTAGES(OPD_ENUMERATOR)
 };
+/// By number: how a drawn token's loss is bounded.
 enum class surrogate { OPD_SURROGATES(OPD_ENUMERATOR) };
+/// By number: which rows count. `eopd` chooses the weights of a weighted_sum as well.
 enum class selector { OPD_SELECTORS(OPD_ENUMERATOR) eopd };
+/// By number: what is subtracted from an advantage.
 enum class baseline { OPD_BASELINES(OPD_ENUMERATOR) };
 
 /// A line of a table: what a user types, what it is.
@@ -130,14 +135,17 @@ inline constexpr auto divergences = [] {
     using kind = objective;
     return std::to_array<name<kind>>({OPD_DIVERGENCES(OPD_LINE) OPD_ROW_DIVERGENCES(OPD_LINE)});
 }();
+/// What mc takes as its surrogate.
 inline constexpr auto surrogates = [] {
     using kind = surrogate;
     return std::to_array<name<kind>>({OPD_SURROGATES(OPD_LINE)});
 }();
+/// What mc takes as its baseline; each is for the caches that its `reads` names.
 inline constexpr auto baselines = [] {
     using kind = baseline;
     return std::to_array<name<kind>>({OPD_BASELINES(OPD_LINE)});
 }();
+/// What selected{…} takes.
 inline constexpr auto selectors = [] {
     using kind = selector;
     return std::to_array<name<kind>>({OPD_SELECTORS(OPD_LINE){
@@ -145,6 +153,7 @@ inline constexpr auto selectors = [] {
         "b KL(q||p) beside KL(p||q) where H(q) > a nats (EOPD): dense rows, renormalised supports"}});
 }();
 #undef OPD_LINE
+/// Whether any_dense takes it; else it is an advantage, for any_sampled alone.
 constexpr bool is_divergence(objective o) {
     return std::ranges::any_of(divergences, [o](const auto& line) { return line.which == o; });
 }
@@ -379,6 +388,7 @@ struct any_baseline {
     }
 };
 
+/// Entry weights as they are, or divided by Σ w rho of their row (which biases, by O(1/m)).
 struct any_weighting {
     bool self_normalised = false;
     OPD_HD double of(double sum_w_rho) const {

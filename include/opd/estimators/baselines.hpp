@@ -29,6 +29,7 @@ namespace opd {
 
 namespace baseline {
 
+/// b = 0.
 struct none {
     static constexpr bool pairs = false;
     static constexpr bool reads(cache_kind) { return true; }
@@ -36,6 +37,7 @@ struct none {
     OPD_HD OPD_INLINE double of(const sampled_entry&, double, double, int) const { return 0; }
 };
 
+/// b_i = mean of rho_j A_j over the row's other draws; 0 where there is none. For i.i.d. samples. Kool et al. 2019.
 struct leave_one_out {
     static constexpr bool pairs = true;
     static constexpr bool reads(cache_kind kind) { return kind == cache_kind::samples; }
@@ -46,6 +48,7 @@ struct leave_one_out {
     }
 };
 
+/// b_i = Σ rho_j A_j / Σ rho_j over the row's other draws; 0 where there is none. For i.i.d. samples.
 struct self_normalised {
     static constexpr bool pairs = true;
     static constexpr bool reads(cache_kind kind) { return kind == cache_kind::samples; }
@@ -56,6 +59,8 @@ struct self_normalised {
     }
 };
 
+/// b_i = Σ g_j A_j / Σ g_j over the row's other draws, g = (rho (1 - p))²: of least variance, were |∇log p|² (1 - p)².
+/// For i.i.d. samples.
 struct minimum_variance {
     static constexpr bool pairs = true;
     static constexpr bool reads(cache_kind kind) { return kind == cache_kind::samples; }
@@ -76,6 +81,7 @@ private:
     }
 };
 
+/// b from the cache's column `baseline` (N): the caller's, which must not depend on the row's own draws.
 struct given {
     static constexpr bool pairs = false;
     static constexpr bool reads(cache_kind) { return true; }
@@ -86,6 +92,7 @@ struct given {
     OPD_HD OPD_INLINE double of(const sampled_entry&, double, double, int) const { return b; }
 };
 
+/// b = Σ p A / Σ p over the entries taken for certain: the mean advantage of the head. 0 where there are none.
 struct exact_entries {
     static constexpr bool pairs = false;
     static constexpr bool reads(cache_kind) { return true; } // of i.i.d. samples none is certain: b = 0
@@ -98,6 +105,7 @@ struct exact_entries {
     OPD_HD OPD_INLINE double of(const sampled_entry&, double, double, int) const { return p_sum > 0 ? pa / p_sum : 0; }
 };
 
+/// b = Σ p A over the entries taken for certain: the part of E_p[A] that is known. For weighted caches.
 struct value {
     static constexpr bool pairs = false;
     static constexpr bool reads(cache_kind kind) { return kind == cache_kind::weighted; }

@@ -19,6 +19,7 @@
 
 namespace opd {
 
+/// One trainer's correction: what `choice::find` returns for its name, and who ships it.
 struct correction_preset {
     std::string_view text;   ///< name
     std::string_view source; ///< who ships it, under which setting

@@ -46,9 +46,12 @@ namespace opd {
 enum class old_policy { bypass, recompute };
 /// p_old/mu, p/mu, p/p_old.
 enum class ratio_of { corr, rollout, train };
+/// Over what r is taken: each token alone; its sequence's Σ log r, the mean of log r (length-normalised), its greatest
+/// or its least token.
 enum class correction_level { none, token, sum, mean, greatest, least };
 /// r itself, -log r, ½ log² r, r - 1 - log r.
 enum class statistic { ratio, k1, k2, k3 };
+/// What a weight beyond its bounds becomes: the bound, or 0.
 enum class beyond { clamp, zero };
 /// The surrogate that a trainer's preset is of.
 enum class correction_loss { ppo_clip, score_function, unclipped_is };

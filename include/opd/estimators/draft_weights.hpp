@@ -52,6 +52,8 @@ void check_drafts(std::span<const Offset> offsets, std::size_t rows) {
 }
 } // namespace detail
 
+/// Weights of every draft's rows: offsets (D+1), weights (offsets[D]). Throws invalid_input for offsets that do not
+/// ascend from 0 to the number of rows, and for parameters outside their range.
 template <std::integral Offset>
 void fill_draft_weights(decaying by, std::span<const Offset> offsets, std::span<float> weights) {
     if (!detail::is_finite(by.gamma) || !(by.gamma > 0))

@@ -24,16 +24,19 @@ namespace detail {
 OPD_HD OPD_INLINE double within_80(double x) { return x < -80 ? -80 : (x > 80 ? 80 : x); }
 } // namespace detail
 
+/// x ↦ -x, x = log q - log p. Unbiased as a value; as a loss its gradient is 0 in the mean.
 struct k1 {
     static constexpr descent differentiated = descent::none, as_reward = descent::reverse;
     OPD_HD OPD_INLINE static double value(double x) { return -x; }
     OPD_HD OPD_INLINE static double slope(double) { return 1; }
 };
+/// x ↦ ½ x². A biased value of low variance; as a loss it descends KL(p‖q).
 struct k2 {
     static constexpr descent differentiated = descent::reverse, as_reward = descent::other;
     OPD_HD OPD_INLINE static double value(double x) { return 0.5 * x * x; }
     OPD_HD OPD_INLINE static double slope(double x) { return -x; }
 };
+/// x ↦ e^x - 1 - x, never negative. Unbiased as a value; as a loss it descends KL(q‖p), the other one.
 struct k3 {
     static constexpr descent differentiated = descent::forward, as_reward = descent::reverse_minus_forward;
     OPD_HD OPD_INLINE static double value(double x) {

@@ -32,6 +32,7 @@
 
 namespace opd {
 
+/// What becomes of tokens beyond the budget: left out (the paper), or one of the two forms of published codes above.
 enum class m2po { drop, clip, all };
 
 /// What a fit decided about a batch.
@@ -74,6 +75,7 @@ struct m2po_selection {
     }
 };
 
+/// A batch's δ², and the selection from them. `tau` bounds the mean of δ², in nats²; 0.04 is the paper's.
 struct m2po_fit {
     double tau = 0.04;
     m2po form = m2po::drop;

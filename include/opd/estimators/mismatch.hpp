@@ -106,6 +106,7 @@ struct mismatch_part {
     }
 };
 
+/// The sums of all that was added; figures by member functions. Some 300 counters, whatever the number of tokens.
 struct mismatch {
     /// |delta| by its float bits, eight bins to an octave from 2^-30 to 2^7; the first holds what is below.
     static constexpr int octaves = 37, bins = 8 * octaves + 1;

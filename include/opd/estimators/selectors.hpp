@@ -198,11 +198,14 @@ selected(Estimator, Selector) -> selected<Estimator, Selector>;
 
 namespace selector {
 
+/// Every row, weight 1.
 struct all {
     OPD_HD static constexpr unsigned reads() { return 0; }
     OPD_HD double operator()(const row_facts&) const { return 1; }
 };
 
+/// Rows with H(p) ≥ `entropy`, or with a loss of at least `gap`: those where the student is unsure, or sure and wrong.
+/// TIP, arXiv 2604.14084.
 struct tip {
     double entropy = 0; ///< nats
     double gap = 0;     ///< of the row's loss
@@ -213,6 +216,8 @@ struct tip {
     }
 };
 
+/// The first `depth` kept rows of each sequence; of a fraction the row in which it ends counts. Needs env.offsets.
+/// Prefix-OPD, arXiv 2602.15260.
 struct prefix {
     double depth = 0; ///< tokens
     OPD_HD static constexpr unsigned reads() { return fact::position; }
@@ -222,6 +227,7 @@ struct prefix {
     OPD_INLINE void validate() const { detail::refuse_selector(!(depth >= 0), "prefix: depth must be at least 0"); }
 };
 
+/// Rows with Σ min(p, q) ≥ `least`, in [0, 1]. For dense rows and renormalised supports.
 struct agreed {
     double least = 0;
     OPD_HD static constexpr unsigned reads() { return fact::teacher_entropy; }
@@ -231,6 +237,7 @@ struct agreed {
     }
 };
 
+/// Rows with |log(p/mu)| ≤ `most`. For drawn tokens.
 struct band {
     double most = 0; ///< nats
     OPD_HD static constexpr unsigned reads() { return fact::drawn; }
@@ -238,6 +245,7 @@ struct band {
     OPD_INLINE void validate() const { detail::refuse_selector(!(most >= 0), "band: most must be at least 0"); }
 };
 
+/// KL(p‖q), and b KL(q‖p) beside it in rows with H(q) > tau; of a weighted_sum of the two. EOPD, arXiv 2603.07079.
 struct eopd {
     double tau = 0; ///< nats
     double b = 1;   ///< weight of the forward KL

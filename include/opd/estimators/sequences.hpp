@@ -30,6 +30,8 @@
 
 namespace opd {
 
+/// Sums of log rho and of A by sequence: for the surrogate `gspo`, whose ratio is s = exp(mean_t log rho_t) (Zheng et
+/// al. 2025).
 struct gspo_fit {
     struct sums {
         double log_ratio = 0, advantage = 0, tokens = 0;
@@ -133,6 +135,7 @@ inline void group_relative(std::span<double> reward, index_t group, double epsil
     }
 }
 
+/// How far visited prefixes are from the student's own: Σ log p/mu over the tokens before each row, in nats.
 struct prefix_staleness {
     double rows = 0;                     ///< kept rows that were added
     double sum = 0, least = 0, most = 0; ///< of the rows' prefix log-ratios, nats
@@ -170,6 +173,8 @@ struct prefix_staleness {
     double effective_share() const { return rows > 0 ? ratios * ratios / squares / rows : 0; }
 };
 
+/// (A - mean) / (std + ε) over all that was added, ranks and micro-batches alike; std has count - 1. Of one number or
+/// none: std is 0.
 struct whitening_fit {
     double epsilon = 1e-8;
     double count = 0, mean = 0, squares = 0; ///< of what was added; squares about the mean

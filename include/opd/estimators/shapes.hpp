@@ -43,12 +43,14 @@ OPD_HD OPD_INLINE double exp_within(double x) { return ::exp(x < -700 ? -700 : (
 
 namespace shape {
 
+/// A(x) = x: descends KL(p‖q).
 struct log_ratio {
     static constexpr bool monotone = true;
     OPD_HD OPD_INLINE double operator()(double x) const { return x; }
     OPD_HD OPD_INLINE double value(double x) const { return -x; }
 };
 
+/// A(x) = x within ±a, a in nats. Lightning OPD, REOPOLD.
 struct clipped {
     static constexpr bool monotone = true;
     double a = 5;
@@ -65,6 +67,7 @@ struct clipped {
     }
 };
 
+/// A(x) = log(α e^x + 1 - α), 0 < α < 1: bounded below by log(1 - α). TROPD, TOP-D.
 struct mixed {
     static constexpr bool monotone = true;
     double alpha = 0.5;
@@ -85,6 +88,7 @@ struct mixed {
     }
 };
 
+/// A(x) = (e^(αx) - 1)/α: from KL(p‖q) at α → 0 to KL(q‖p) at α = 1. PowerOPD.
 struct box_cox {
     static constexpr bool monotone = true;
     double alpha = 0.5;
@@ -110,12 +114,14 @@ private:
     }
 };
 
+/// A(x) = ½ sign(x): descends total variation. TV-OPD.
 struct sign {
     static constexpr bool monotone = true;
     OPD_HD OPD_INLINE double operator()(double x) const { return x > 0 ? 0.5 : (x < 0 ? -0.5 : 0); }
     OPD_HD OPD_INLINE double value(double x) const { return x < 0 ? -::expm1(x < -700 ? -700 : x) : 0; }
 };
 
+/// A(x) = s x, s > 0: KL(p‖q) times s, beside other terms of a loss.
 struct scaled {
     static constexpr bool monotone = true;
     double by = 1;
@@ -127,6 +133,7 @@ struct scaled {
     }
 };
 
+/// A(x) = x where |x| ≤ a nats, else 0: no divergence descends so; needs accept_bias.
 struct band {
     static constexpr bool monotone = false;
     double a = 5;

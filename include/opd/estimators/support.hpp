@@ -126,6 +126,7 @@ OPD_HD entry_row bucket_row(const D& program, support_entries& s, infinite on_in
 } // namespace OPD_ISA
 } // namespace detail
 
+/// D(p/Z_p, q/Z_q) on S: O(k) a row, blind to the mass outside S. AsyncOPD eq. 8-10.
 template <class D>
 struct renormalised {
     static_assert(divergence<D>,
@@ -153,6 +154,7 @@ struct renormalised {
 template <class D>
 renormalised(D) -> renormalised<D>;
 
+/// D over S and one bucket for the rest: a lower bound of D over the vocabulary, exact for k = V. Dense gradient.
 template <class D>
 struct tail_bucket {
     static_assert(divergence<D>,
@@ -218,6 +220,8 @@ OPD_HD entry_row partial_sum(support_entries& s, infinite on_infinite, bool teac
 } // namespace OPD_ISA
 } // namespace detail
 
+/// Σ_S of D's Bregman terms of the unnormalised p and q: never negative, 0 at p = q on S alone. Pulls nothing outside
+/// S.
 template <class D>
 struct generalised {
     static_assert(refinable_divergence<D> || std::is_same_v<D, total_variation>,
@@ -251,6 +255,7 @@ struct generalised {
 template <class D>
 generalised(D) -> generalised<D>;
 
+/// Σ_S p log(p/q) or Σ_S q log(q/p) as some trainers ship it: no divergence, and its gradient at p = q is not 0.
 template <class D>
 struct truncated_biased {
     static constexpr bool forward = std::is_same_v<D, forward_kl>;
@@ -274,6 +279,7 @@ struct truncated_biased {
 template <class D>
 truncated_biased(D) -> truncated_biased<D>;
 
+/// Top-k with importance weights on a stale student's support, AsyncOPD figure 6: biased; for comparisons.
 struct reweighted {
     static constexpr cache_kind takes = cache_kind::support;
     static constexpr estimator_traits traits(law) { return {bias::biased, meaning::surrogate, true}; }

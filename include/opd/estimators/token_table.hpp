@@ -44,6 +44,8 @@ struct tabled_log_p {
 
 } // namespace detail
 
+/// Calls visit(row, slot, sampled_entry) in the order of the table. log_p (N,m); throws invalid_input for a table,
+/// cache or mask of other sizes.
 template <class Cache, class Visit>
 void for_each_token(matrix_view<const double> log_p, const Cache& cache, row_mask<> mask, Visit visit) {
     static_assert(Cache::kind == cache_kind::samples || Cache::kind == cache_kind::weighted,
@@ -70,6 +72,7 @@ void for_each_token(matrix_view<const double> log_p, const Cache& cache, row_mas
     }
 }
 
+/// A of each token into `out` (N,m); 0 for unused tokens and for rows that the mask leaves out.
 template <class Cache, class Advantage = advantage::theta>
 void advantages(matrix_view<const double> log_p, const Cache& cache, row_mask<> mask, matrix_view<double> out,
                 const Advantage& advantage = {}) {

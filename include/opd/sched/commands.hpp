@@ -19,6 +19,7 @@
 
 namespace opd::sched {
 
+/// One command for one life of a worker. What a member is for stands behind it; the others keep their defaults.
 template <class Rolled, class Scored>
 struct worker_command {
     enum class kind : std::uint8_t { begin, start, abort, park, spare, install, score, train, hook, halt };
@@ -49,6 +50,7 @@ struct worker_command {
     }
 };
 
+/// One answer: the event for the scheduler, and the payloads that go with it.
 template <class Rolled, class Scored>
 struct worker_reply {
     event what;                                             ///< tick: none, there is but an exception

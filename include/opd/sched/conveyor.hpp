@@ -79,6 +79,7 @@ struct run_snapshot {
     }
 };
 
+/// The payloads of all outstanding sequences, one entry a permit's slot. One thread's.
 template <class Rolled, class Scored>
 class conveyor {
 public:

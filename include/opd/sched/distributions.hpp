@@ -67,14 +67,17 @@ inline double keyed_uniform(std::uint64_t seed, draw_of what, std::uint64_t numb
     return (static_cast<double>(k) + 0.5) * 0x1p-52;
 }
 
+/// Always `value`, at least 0.
 struct constant {
     double value = 1;
     bool operator==(const constant&) const = default;
 };
+/// Between `low` and `high`, 0 ≤ low ≤ high.
 struct uniform {
     double low = 0, high = 1;
     bool operator==(const uniform&) const = default;
 };
+/// Of mean `mean`, positive; without memory, as waiting times for faults.
 struct exponential {
     double mean = 1;
     bool operator==(const exponential&) const = default;
@@ -132,6 +135,7 @@ inline double quantile(const distribution& d, double u);
 /// E min(X, c), c >= 0; with c = forever the mean.
 inline double limited_mean(const distribution& d, double c);
 
+/// E X, after the clipping to [at_least, at_most].
 inline double mean(const distribution& d) { return limited_mean(d, forever); }
 
 /// The value at a uniform: the quantile, but for mixtures, whose part is picked by u. Distributed as X if u is uniform.

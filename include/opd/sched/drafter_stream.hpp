@@ -41,11 +41,13 @@ struct drafter_weights {
     }
 };
 
+/// How old the weights are that draft, in updates and in policy versions.
 struct drafter_age {
     version_t behind = 0, since_trained = 0;
     bool operator==(const drafter_age&) const = default;
 };
 
+/// Where both streams stand: the policy's version, and the drafter that was committed last.
 class version_streams {
 public:
     version_t policy() const { return policy_; }

@@ -35,6 +35,7 @@
 
 namespace opd::sched {
 
+/// One message to the scheduler. `what` says which of the other members count; the rest keep their defaults.
 struct event {
     enum class kind : std::uint8_t {
         worker_up, ///< stage, worker, slots: a new life; or of the present one, another number of slots (0: it drains)
@@ -172,6 +173,7 @@ constexpr const char* name_of(failure f) {
     return names[static_cast<int>(f)];
 }
 
+/// One request of the scheduler. Its tickets lie in the `actions` that on() has filled, at [first, first + count).
 struct action {
     enum class kind : std::uint8_t { start, abort, park, score, train, sync, lost, step, fail, finished };
     friend constexpr kind last_of(kind) { return kind::finished; }

@@ -45,6 +45,7 @@ namespace opd::sched {
 
 /// What is only counted.
 enum class tally : std::uint8_t { retried, failed, dropped, aborted, late_reply, worker_lost, parked };
+/// How many of them there are: sizes of arrays by tally.
 inline constexpr int tally_count = 7;
 constexpr const char* name_of(tally c) {
     constexpr const char* names[] = {"retried",      "failed",       "dropped", "aborted",
@@ -52,6 +53,7 @@ constexpr const char* name_of(tally c) {
     return names[static_cast<int>(c)];
 }
 
+/// Who is there at the start, and what the figures leave out.
 struct run_metrics_options {
     std::int32_t rollout_workers = 0; ///< present from the start, numbered from 0; others by `up`
     std::int32_t teacher_workers = 1;

@@ -26,6 +26,7 @@ namespace opd::sched {
 
 class scheduler;
 
+/// What an observer hears of a worker, as one value.
 enum class worker_change : std::uint8_t { up, down, begin, end, begin_spare, end_spare };
 
 /// Nobody looks on.

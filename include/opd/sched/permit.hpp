@@ -254,6 +254,7 @@ protected:
 
 } // namespace detail
 
+/// Default-made and moved-from permits are empty: false. The destructor returns the permit, from any thread.
 class permit {
 public:
     permit() = default;

@@ -26,16 +26,20 @@ namespace opd::sched {
 
 namespace policies {
 
+/// A list of types; their places are the numbers of `staleness_policy`.
 template <class... Policies>
 struct list {};
+/// All policies. A new one comes last: snapshots have its number.
 using all = list<capacity, cohort_fifo, edf, drop, retry, in_order, areal, naive_wait>;
 
+/// The place of Policy in the list; its length where the list lacks it.
 template <class Policy, class... All>
 constexpr std::uint8_t number_in(list<All...>) {
     std::uint8_t n = 0;
     (void)((std::is_same_v<Policy, All> || (++n, false)) || ...);
     return n;
 }
+/// The policy's value of `staleness_policy`.
 template <class Policy>
 inline constexpr std::uint8_t number = number_in<Policy>(all{});
 
@@ -63,13 +67,15 @@ enum class staleness_policy : std::uint8_t {
 
 namespace policies {
 
+/// The traits of a list's policies, in its order.
 template <class... All>
 constexpr auto traits_in(list<All...>) {
     return std::array{All::traits...};
 }
+/// Traits by `staleness_policy`.
 inline constexpr auto all_traits = traits_in(all{});
 
-// Policies that have one order in common differ in their traits alone.
+/// A variant of the orders, each once: policies that have one order in common differ in their traits alone.
 template <class Orders, class... More>
 struct distinct {
     using type = Orders;
@@ -80,11 +86,13 @@ struct distinct<std::variant<Orders...>, Next, More...> {
     using type = typename distinct<std::conditional_t<known, std::variant<Orders...>, std::variant<Orders..., Next>>,
                                    More...>::type;
 };
+/// A variant of the orders of a list's policies. Never defined: its type is what counts.
 template <class... All>
 distinct<std::variant<>, typename All::order...> orders_of(list<All...>);
 /// The order of one of them.
 using any_order = typename decltype(orders_of(all{}))::type;
 
+/// The order of the policy of this number; the first one's where the number is none.
 template <class... All>
 any_order make(list<All...>, std::uint8_t which, const policy_settings& s) {
     any_order made(std::in_place_index<0>, s);
@@ -97,6 +105,7 @@ any_order make(list<All...>, std::uint8_t which, const policy_settings& s) {
 constexpr staleness_policy last_of(staleness_policy) {
     return static_cast<staleness_policy>(policies::all_traits.size() - 1);
 }
+/// A policy's name, what it asks of permits and admission, and why it is a negative control if it is one.
 constexpr const policy_traits& traits_of(staleness_policy p) {
     return policies::all_traits[static_cast<std::size_t>(p)];
 }

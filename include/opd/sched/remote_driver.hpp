@@ -81,6 +81,7 @@ struct remote_counts {
     std::int64_t crowded = 0;  ///< peers that there is no room for
 };
 
+/// The scheduler's process. Not copied, not moved: peers hold sessions with it. One thread's.
 template <class Rolled, class Scored, class Transport, class Hooks, class Scheduler = sched::scheduler>
 class remote_driver {
 public:

@@ -41,6 +41,7 @@
 
 namespace opd::sched {
 
+/// Times, in seconds, and limits of sessions. Give both ends the same.
 struct remote_options {
     double beat = 1;     ///< seconds after which a side that has nothing to say says so
     double silence = 5;  ///< seconds without a word after which the other side counts as gone
@@ -82,6 +83,7 @@ struct payload_ref {
     }
 };
 
+/// What a frame is, as the table above has it.
 enum class remote_kind : std::uint8_t { hello, welcome, data, gone, bye, over };
 constexpr remote_kind last_of(remote_kind) { return remote_kind::over; }
 
@@ -101,6 +103,7 @@ struct remote_head {
     bool operator==(const remote_head&) const = default;
 };
 
+/// A frame whose checksum and lengths were right. Its body dies with the bytes that it was read from.
 struct remote_frame {
     remote_head head;
     std::string_view body; ///< within the bytes that it was read from

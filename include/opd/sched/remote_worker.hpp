@@ -41,6 +41,7 @@
 
 namespace opd::sched {
 
+/// A worker's process: at most one session at a time. One thread's.
 template <class Rolled, class Scored, class Transport>
 class remote_worker {
 public:

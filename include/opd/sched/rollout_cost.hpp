@@ -24,6 +24,7 @@
 
 namespace opd::sched {
 
+/// A worker's own; what stages.hpp's `elasticity()` returns.
 class rollout_cost {
 public:
     /// A quantum. Throws as cost_fit::add().

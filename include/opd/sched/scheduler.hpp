@@ -95,6 +95,7 @@ struct outstanding_sequence {
     version_t start = -1; ///< version of its start; -1: none yet
 };
 
+/// Equal events at equal times lead to equal actions. One thread's.
 class scheduler {
 public:
     /// Throws invalid_input where the settings cannot work, and says why.

@@ -36,12 +36,15 @@ constexpr const char* name_of(weight_update u) {
     return names[static_cast<int>(u)];
 }
 
+/// Rollout, score, train, synchronise: no overlap, lag 0.
 struct sync {};
 
+/// Whole batches with overlap; lag min(v, k) at version v, exactly.
 struct step_off {
     index_t k = 2; ///< updates between the start of a batch and the update that consumes it; 0: sync
 };
 
+/// Lag as of step_off, but without overlap: to measure what staleness alone does.
 struct controlled {
     index_t k = 2; ///< as in step_off
 };
@@ -51,6 +54,7 @@ inline constexpr index_t by_policy = 0;  ///< automatic under capacity, edf, dro
 inline constexpr index_t automatic = -1; ///< between B and (tau + 1)·B, as many as the work needs: outstanding.hpp
 inline constexpr index_t widest = -2;    ///< (tau + 1)·B, as many as the bound allows
 
+/// Sequences stream; which of them make a batch is the policy's to say, and so is what tau bounds.
 struct async {
     index_t tau = 4; ///< in train batches: bounds the mean start lag (capacity, areal) or every sequence's
     index_t outstanding = by_policy; ///< M, permits: a number, automatic or widest
@@ -60,8 +64,10 @@ struct async {
     bool negative_control = false; ///< allows naive_wait
 };
 
+/// One of the four, `async` by default in `settings`.
 using schedule = std::variant<sync, step_off, controlled, async>;
 
+/// All that a run's schedule is told. `plan_of` resolves and checks them; drivers and queue do so at once.
 struct settings {
     index_t batch = 256; ///< B, sequences a train batch
     sched::schedule schedule = async{};

@@ -49,6 +49,8 @@ struct engine_speed {
     bool operator==(const engine_speed&) const = default;
 };
 
+/// Throws invalid_input that names `argument` and the member: what is negative or not finite, or steps that take no
+/// time.
 inline void validate(const engine_speed& e, const std::string& argument) {
     const auto at_least_0 = [&](const char* name, double x) {
         if (!(x >= 0 && x < forever))
@@ -63,6 +65,7 @@ inline void validate(const engine_speed& e, const std::string& argument) {
     if (!(e.step + e.step_per_sequence > 0)) throw invalid_input(argument + ".step", "a decode step must take time");
 }
 
+/// An engine of `lanes` sequences at most. Times are seconds from now, never absolute.
 class simulated_rollout {
 public:
     /// What the engine has done; tokens as fractions of steps.

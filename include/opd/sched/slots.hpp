@@ -12,6 +12,7 @@
 
 namespace opd::sched {
 
+/// In [0, M), M permits.
 using slot_t = std::uint32_t;
 
 /// A queue of slots on one vector: push, pop, put back in front.

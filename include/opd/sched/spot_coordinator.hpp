@@ -85,12 +85,14 @@ struct spot_notice {
     drafter_weights drafter = {};
 };
 
+/// What a call has to say. Appended to: clear() it once all is sent.
 struct spot_output {
     std::vector<spot_order> orders;
     std::vector<spot_notice> notices;
     void clear() { orders.clear(), notices.clear(); }
 };
 
+/// What has happened so far; they only grow.
 struct spot_counters {
     std::int64_t epochs = 0, rounds = 0, updates = 0, dropped = 0, joined = 0;
     std::int64_t halts = 0, late = 0; ///< late: reports that were doubled, overtaken or of a life that is over
@@ -103,6 +105,7 @@ struct spot_counters {
     }
 };
 
+/// One for all workers. One thread's; `now` never decreases.
 class spot_coordinator {
 public:
     explicit spot_coordinator(const spot_options& o) : options_(o) {

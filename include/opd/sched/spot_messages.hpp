@@ -17,6 +17,7 @@
 
 namespace opd::sched {
 
+/// The same at the coordinator and at each worker: the bounds hold for one set of numbers.
 struct spot_options {
     std::int32_t workers = 1;      ///< their numbers are 0 … workers - 1
     std::int32_t threshold = 1;    ///< a session begins with so many idle workers of one group
@@ -50,6 +51,7 @@ struct spot_options {
     bool operator==(const spot_options&) const = default;
 };
 
+/// Busy: rollout has it. Idle: nobody. Training: the drafter's session has it.
 enum class spot_state : std::uint8_t { busy, idle, training };
 constexpr spot_state last_of(spot_state) { return spot_state::training; }
 constexpr const char* name_of(spot_state s) {

@@ -48,6 +48,7 @@
 
 namespace opd::sched {
 
+/// What next() says to do, and of which session: `slice` and `apply` name epoch, round and members.
 struct spot_task {
     enum class kind : std::uint8_t { none, install, slice, apply };
     kind what = kind::none;
@@ -57,6 +58,7 @@ struct spot_task {
     drafter_weights drafter = {};           ///< what to install; what the round goes on from
 };
 
+/// One for each life of a worker. One thread's; `now` never decreases.
 class spot_worker {
 public:
     struct counters {

@@ -81,6 +81,7 @@ private:
     std::vector<std::size_t> which_;
 };
 
+/// What a rollout stage gives back of one attempt: finished, parked or failed, `versions` saying what drew each token.
 template <class Rolled>
 struct finished_rollout {
     sched::ticket ticket;
@@ -134,6 +135,7 @@ struct train_call {
     }
 };
 
+/// What a rollout stage must have; the optional functions above are found by name.
 template <class R>
 concept rollout_stage = requires(R& r, const ticket& t, const weights& w,
                                  std::shared_ptr<const typename R::rolled_type> prefix,
@@ -145,11 +147,13 @@ concept rollout_stage = requires(R& r, const ticket& t, const weights& w,
     { r.running() } -> std::convertible_to<index_t>;
 };
 
+/// What a teacher stage must have: one score, or null, a sequence, in order.
 template <class T, class Rolled>
 concept teacher_stage = requires(T& t, std::span<const std::shared_ptr<const Rolled>> rolled, std::stop_token stop) {
     { t.score(rolled, stop) } -> std::convertible_to<std::vector<std::shared_ptr<const typename T::scored_type>>>;
 };
 
+/// What a learner stage must have: it publishes the new weights before it returns.
 template <class L, class Rolled, class Scored>
 concept learner_stage = requires(L& l, std::span<const sequence_view<Rolled, Scored>> batch, const train_call& call,
                                  std::stop_token stop) {

@@ -42,6 +42,7 @@
 
 namespace opd::sched {
 
+/// A queue's batch and bound. The schedule is async's; a serial one is tau = 0.
 struct queue_options {
     index_t batch = 256; ///< B
     async schedule =
@@ -49,6 +50,7 @@ struct queue_options {
     index_t group = 1; ///< most permits taken at once
 };
 
+/// What became of an item. `stale` leaves permit and item with the producer.
 enum class push_result : std::uint8_t {
     queued,
     stale,  ///< the version moved more than tau past the permit's: let the permit go (drop) or restart it (retry)

@@ -36,6 +36,7 @@ struct teacher_update {
     friend bool operator==(const teacher_update&, const teacher_update&) = default;
 };
 
+/// Made by lagged() or averaged(); a value without state, the same on every worker.
 class teacher_stream {
 public:
     static teacher_stream lagged(std::int64_t behind, std::int64_t every = 1) {

@@ -72,6 +72,7 @@
 
 namespace opd::sched {
 
+/// One run: made, given its stages, run once.
 template <class Rollout, class Teacher, class Learner>
     requires rollout_stage<Rollout> && teacher_stage<Teacher, typename Rollout::rolled_type> &&
         learner_stage<Learner, typename Rollout::rolled_type, typename Teacher::scored_type>

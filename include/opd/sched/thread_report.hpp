@@ -26,6 +26,8 @@ inline double steady_seconds() {
     return std::chrono::duration<double>(std::chrono::steady_clock::now().time_since_epoch()).count();
 }
 
+/// How long a run waits for its threads, when it stops by itself, how often it is written down. Seconds of the steady
+/// clock.
 struct thread_options {
     double drain_seconds = 30;    ///< after a request to stop: for what is outstanding to be finished
     double shutdown_seconds = 10; ///< for threads to return once the run is over; then they are left behind
@@ -45,6 +47,7 @@ struct step_report {
     std::vector<sequence_view<Rolled, Scored>> consumed;
 };
 
+/// What a driver calls while it runs; either may be empty. What one throws stops the run.
 template <class Rolled, class Scored>
 struct thread_hooks {
     /// On the learner's thread, between two updates, without a lock: rollout and scoring go on meanwhile. One that is
@@ -54,18 +57,21 @@ struct thread_hooks {
     std::function<void(run_snapshot<Rolled, Scored>)> on_checkpoint;
 };
 
+/// A worker as a report names it.
 struct worker_name {
     sched::stage stage = sched::stage::rollout;
     std::int32_t worker = -1;
     bool operator==(const worker_name&) const = default;
 };
 
+/// A sequence that was admitted and never consumed, and why.
 struct discarded_sequence {
     sched::ticket ticket;
     failure why = failure::stopped;
     place where = place::waiting; ///< why = stopped: where it was
 };
 
+/// What run() returns: how the run ended, what was lost, what went wrong first.
 struct run_report {
     bool completed = false; ///< all that was to be consumed was, or failed; not stopped before
     version_t version = 0;

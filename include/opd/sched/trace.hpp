@@ -103,21 +103,29 @@ struct track {
 
 /// The groups, top to bottom.
 inline constexpr std::int32_t scheduler_process = 1;
+/// The process whose threads are the slots of permits.
 inline constexpr std::int32_t sequences_process = 5;
+/// The process whose threads are the workers of a stage.
 constexpr std::int32_t process_of(stage s) { return 2 + static_cast<std::int32_t>(s); }
 
+/// A worker's row of the timeline, in the group of its stage.
 constexpr track worker_track(stage s, std::int32_t worker) { return {process_of(s), worker}; }
 /// For workers with several lanes at once: `lanes` rows each.
 constexpr track lane_track(stage s, std::int32_t worker, std::int32_t lane, std::int32_t lanes) {
     return {process_of(s), std::int64_t{worker} * lanes + lane};
 }
+/// The row of a permit's slot: the sequences that have it follow each other.
 constexpr track sequence_track(const ticket& t) { return {sequences_process, t.slot}; }
+/// Where the sync gate's spans go.
 inline constexpr track gate_track{scheduler_process, 0};
+/// Where waits of the learner for the staleness policy go.
 inline constexpr track wait_track{scheduler_process, 1};
 
 /// Names of what a timeline shows apart.
 inline constexpr const char* gate_name = "sync gate";
+/// Of spans in which the staleness policy kept the learner from a batch.
 inline constexpr const char* hold_name = "held back";
+/// Of instants at which a worker failed.
 inline constexpr const char* fault_name = "fault";
 inline constexpr const char* spare_name = "spare"; // a span of spare work
 
@@ -138,8 +146,10 @@ struct trace_arg {
             value = std::string_view(x);
     }
 };
+/// They are read during the call alone.
 using trace_args = std::initializer_list<trace_arg>;
 
+/// A span, a point of a counter, or an instant. Times are seconds.
 struct trace_event {
     enum class kind : char { span = 'X', counter = 'C', instant = 'i' };
     kind what = kind::span;
@@ -156,6 +166,7 @@ struct trace_options {
     std::size_t last = 0;
 };
 
+/// A recording in memory. It keeps all by default; trace_options bounds it, and left_out() counts what is beyond.
 class trace {
 public:
     explicit trace(const trace_options& options = {}) : spans_(options), marks_(options) {}

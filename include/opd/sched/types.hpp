@@ -33,7 +33,9 @@ inline constexpr double forever = std::numeric_limits<double>::infinity();
 /// prompt, sequence i is answer i % group of prompt i / group.
 using sample_t = std::uint64_t;
 
+/// The three stages, in the order in which a sequence passes them. Their numbers index arrays of stage_count.
 enum class stage : std::uint8_t { rollout, teacher, learner };
+/// How many of them there are: sizes of arrays by stage.
 inline constexpr int stage_count = 3;
 constexpr stage last_of(stage) { return stage::learner; }
 constexpr const char* name_of(stage s) {
@@ -101,6 +103,7 @@ struct token_versions {
 
 /// The four lags of a consumed sequence.
 enum class lag : std::uint8_t { start, oldest_token, mean_token, newest_token };
+/// How many of them there are: sizes of arrays by lag.
 inline constexpr int lag_count = 4;
 constexpr const char* name_of(lag l) {
     constexpr const char* names[] = {"start", "oldest_token", "mean_token", "newest_token"};

@@ -61,6 +61,7 @@ struct sampling {
     index_t vocab = 0;      ///< ids at or beyond it are refused. 0: unknown
 };
 
+/// Why a generation ended, as the server says.
 enum class ending : std::uint8_t {
     none, ///< it goes on
     stop, ///< an end token

@@ -26,6 +26,7 @@
 
 namespace opd::serve {
 
+/// What became of a request. http_teacher tries all but `refused` and `cancelled` again.
 enum class failure {
     none,
     refused,      ///< status 3xx or 4xx: the request

@@ -86,6 +86,7 @@ enum class update_route {
 /// What becomes of requests under way.
 enum class update_mode { resume, in_flight };
 
+/// One server as a rollout worker. `url`, `prompt_of` and `folder` have no useful default.
 struct rollout_settings {
     std::string url; ///< http://host[:port][/prefix]
     serve::dialect dialect = serve::dialect::vllm;
@@ -216,6 +217,7 @@ inline sched::token_versions versions_of(const drawn& d, sched::version_t now) {
 
 } // namespace detail
 
+/// A rollout stage (opd/sched/stages.hpp) over one server; its requests run on threads of its own.
 class http_rollout {
 public:
     using rolled_type = drawn;

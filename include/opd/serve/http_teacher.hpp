@@ -54,6 +54,7 @@
 
 namespace opd::serve {
 
+/// Replicas and limits. Seconds are of the steady clock; `urls` has no default.
 struct http_settings {
     std::vector<std::string> urls; ///< replicas: http://host[:port][/prefix]
     serve::dialect dialect = serve::dialect::vllm;
@@ -132,6 +133,7 @@ inline http_settings checked(http_settings s) {
 
 } // namespace detail
 
+/// Any number of replicas of one teacher. Any thread may call it.
 class http_teacher {
 public:
     explicit http_teacher(http_settings settings) : settings_(detail::checked(std::move(settings))) {

@@ -34,6 +34,7 @@ struct not_scored : error {
           why(why_) {}
 };
 
+/// A worker's stage: `sequence_of` says what of a rolled sequence is scored.
 template <class Rolled>
 class http_stage {
 public:

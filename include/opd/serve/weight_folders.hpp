@@ -36,6 +36,7 @@ inline std::string weights_name(std::string_view label, const sched::weights& w)
     return std::string(label).append("-").append(std::to_string(w.version)).append("-").append(std::to_string(w.job));
 }
 
+/// Whether all files of this publication are there: STABLE exists and has the folder's name.
 inline bool is_stable(const std::filesystem::path& folder) {
     std::ifstream in(folder / "STABLE");
     std::string name;

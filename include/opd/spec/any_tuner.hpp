@@ -19,6 +19,8 @@
 
 namespace opd::spec {
 
+/// One of the choosers below, with one interface. `uniform` is called for numbers in (0, 1), as often as that chooser
+/// needs.
 class any_tuner {
 public:
     using chooser = std::variant<beg_mab, published_beg_mab, ucb1, fixed_table, cost_profile>;

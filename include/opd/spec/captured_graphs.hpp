@@ -35,6 +35,7 @@
 
 namespace opd::spec {
 
+/// Owns the graphs that it has captured. Neither copied nor moved.
 template <class Api>
 class captured_graphs {
 public:

@@ -32,6 +32,8 @@
 
 namespace opd::spec {
 
+/// Arms, costs and memory of the chooser. By default the target costs 1 + 0.01·rows seconds and drafting nothing:
+/// measure both.
 struct cost_profile_options {
     std::vector<strategy> arms = tuner_options{}.arms;
     step_cost target = step_cost::line(1, 0.01); ///< seconds by rows
@@ -41,6 +43,7 @@ struct cost_profile_options {
     double doubt = 0.05;                         ///< steps that the belief in what was not tried is worth; positive
 };
 
+/// A tuner by predicted tokens a second. One for all batches; no random numbers.
 class cost_profile {
 public:
     explicit cost_profile(cost_profile_options o) : options_(std::move(o)) {

@@ -78,11 +78,13 @@ private:
     std::vector<point> points_;
 };
 
+/// One running sequence: what its drafts promise, and how much it still has to write.
 struct draft_candidate {
     std::span<const double> gains; ///< of its nodes, falling; none: it drafts nothing
     double remaining = 1;          ///< tokens that it is expected to write yet; positive
 };
 
+/// Weights and costs of the choice; seconds as those of `step_cost`.
 struct budget_options {
     double tail = 1;             ///< how much long sequences count for; 0: all alike
     index_t most_rows = 0;       ///< of the target in a step, sequences and drafts; 0: no limit
@@ -90,6 +92,7 @@ struct budget_options {
     double seconds_per_node = 0; ///< and for each node that is verified
 };
 
+/// Keeps the memory of its last call; results do not depend on earlier ones.
 class draft_budget {
 public:
     /// K of each sequence, (R). Valid until the next call.

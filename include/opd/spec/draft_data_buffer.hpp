@@ -44,6 +44,7 @@
 
 namespace opd::spec {
 
+/// One finished response, as the drafter is trained on it. Drafted tokens are those from `first` on.
 struct draft_response {
     std::uint64_t id = 0;
     std::vector<std::int32_t> tokens = {}; ///< prompt and response
@@ -59,6 +60,7 @@ struct draft_response {
     bool operator==(const draft_response&) const = default;
 };
 
+/// Bytes in all, 64 MiB by default, and what the step before may have of them.
 struct draft_buffer_options {
     index_t most_bytes = index_t{1} << 26;
     double previous_share = 0.5; ///< in [0, 1): of memory and of what is chosen
@@ -69,6 +71,7 @@ struct draft_buffer_options {
     bool operator==(const draft_buffer_options&) const = default;
 };
 
+/// Responses of this step and of the one before. One thread's.
 class draft_data_buffer {
 public:
     static constexpr index_t item_overhead = 128; ///< bytes

@@ -49,6 +49,7 @@
 
 namespace opd::spec {
 
+/// How fast follow rates forget, and how slowly they leave the prior.
 struct follow_rates_options {
     double memory = 200;     ///< trials of a cell that count; at least 1
     double prior_weight = 4; ///< trials that the prior is worth
@@ -164,6 +165,7 @@ struct draft_law {
     std::uint32_t position = 0; ///< that of the token after the prefix: the prefix's length
 };
 
+/// A child that a drafter proposes; ties in score go to the lower id.
 struct scored_id {
     double score = 0; ///< z/T - log E, or z
     std::int32_t id = -1;

@@ -32,6 +32,7 @@
 
 namespace opd::spec {
 
+/// How long steps are remembered, and how often drafters that look worse are tried again.
 struct drafter_selector_options {
     index_t drafters = 2;     ///< at least 1
     double memory = 100;      ///< steps that count; at least 1
@@ -39,6 +40,7 @@ struct drafter_selector_options {
     std::int32_t again = 200; ///< of one nearly as good as the best; at least 1
 };
 
+/// Chooses among drafters 0 … drafters - 1. No random numbers.
 class drafter_selector {
 public:
     explicit drafter_selector(const drafter_selector_options& o = {}) : options_(o) {

@@ -48,8 +48,10 @@
 
 namespace opd::spec {
 
+/// Whose launches a graph holds: the target's or the drafter's.
 enum class graph_kind : std::uint8_t { target, draft };
 
+/// What tells two graphs apart; uses of equal keys share one. Members of the other kind stay 0.
 struct graph_key {
     graph_kind kind = graph_kind::target;
     index_t batch = 1;                 ///< the bucket
@@ -58,6 +60,7 @@ struct graph_key {
     auto operator<=>(const graph_key&) const = default;
 };
 
+/// Device memory that a graph takes, in bytes, at least 1: measured, or linear_graph_bytes.
 using graph_bytes = std::function<index_t(const graph_key&)>;
 
 /// Straight lines: what any graph costs, and what a row of it does (target: batch · tokens rows; draft: batch · top-k
@@ -78,6 +81,7 @@ struct graph_use {
     double share = 1; ///< of the steps at such a batch that are expected to be of it
 };
 
+/// One graph of a plan: its memory, and the share of steps that need it.
 struct planned_graph {
     graph_key key;
     index_t bytes = 0;
@@ -86,6 +90,7 @@ struct planned_graph {
     bool at_start = false; ///< else on demand
 };
 
+/// All graphs that the uses need, and which of them are captured at start.
 struct graph_plan {
     std::vector<planned_graph> graphs; ///< by key
     std::vector<index_t> buckets;
@@ -128,6 +133,7 @@ inline index_t checked_bytes(const graph_bytes& bytes_of, const graph_key& k) {
 }
 } // namespace detail
 
+/// The plan for these uses within `budget` bytes; at start at least half of the worth that any choice could have.
 inline graph_plan plan_graphs(std::span<const graph_use> uses, std::span<const index_t> buckets,
                               const graph_bytes& bytes_of, index_t budget) {
     detail::check_buckets(buckets);
@@ -195,6 +201,7 @@ struct graph_step {
     std::vector<graph_key> drop = {}; ///< before anything is captured
 };
 
+/// The books of the graphs that exist: says per step what to drop, capture and launch. It launches nothing itself.
 class graph_pool {
 public:
     struct counters {

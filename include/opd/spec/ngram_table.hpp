@@ -32,12 +32,14 @@
 
 namespace opd::spec {
 
+/// Memory, and the lengths of keys in tokens.
 struct ngram_options {
     std::size_t bytes = std::size_t{1} << 20; ///< never more
     std::int32_t shortest = 2;                ///< tokens of a key; at least 1
     std::int32_t longest = 5;                 ///< at most 16
 };
 
+/// Takes all its memory when it is made. One thread's.
 class ngram_table {
 public:
     explicit ngram_table(const ngram_options& o = {});

@@ -31,6 +31,7 @@
 
 namespace opd::spec {
 
+/// Groups by the prompt's number; an epoch's first answer to a prompt begins it. One thread's.
 class prompt_groups {
 public:
     /// An answer, as begin() gave it.

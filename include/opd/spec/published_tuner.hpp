@@ -36,6 +36,7 @@ namespace opd::spec {
 /// One arm a bucket.
 inline const std::array<strategy, 4> published_arms = {{{8, 4, 48}, {8, 4, 32}, {8, 4, 16}, {8, 4, 8}}};
 
+/// TLT's tuner with the differences above; else prefer beg_mab.
 class published_beg_mab {
 public:
     /// Of the options `bonus`, `most_tokens` and `reward` are not looked at: this tuner has no such thing.

@@ -30,6 +30,7 @@
 
 namespace opd::spec {
 
+/// One group's texts. `most_tokens` bounds memory, at about 200 bytes a token. One thread's.
 class suffix_automaton {
 public:
     /// What a text's end is like, and where that was: `length` tokens, which in text `text` end before `position`.

@@ -48,6 +48,7 @@
 
 namespace opd::spec {
 
+/// How much to speculate in a step; {} is not at all.
 struct strategy {
     std::int32_t depth = 0;  ///< of the tree of drafts
     std::int32_t top_k = 0;  ///< children a node
@@ -60,12 +61,14 @@ struct strategy {
     }
 };
 
+/// What a step is worth to a bandit; seconds are the step's.
 enum class reward_kind : std::uint8_t {
     per_sequence,     ///< (accepted + 1)/seconds
     tokens_per_second ///< (accepted + 1)·batch/seconds
 };
 constexpr reward_kind last_of(reward_kind) { return reward_kind::tokens_per_second; }
 
+/// Arms, buckets and memory of the bandits. `thresholds` are t_1, t_2, …, in sequences.
 struct tuner_options {
     std::vector<strategy> arms = {{8, 4, 48}, {4, 4, 48}, {8, 4, 32}, {4, 4, 32},
                                   {6, 4, 16}, {3, 4, 16}, {4, 2, 8},  {2, 1, 8}};
@@ -269,6 +272,7 @@ private:
 
 } // namespace detail
 
+/// TLT's bucketed epsilon-greedy tuner, algorithm 1 as printed.
 class beg_mab {
 public:
     explicit beg_mab(tuner_options o = {}) : arms_(std::move(o)) {}
@@ -302,6 +306,7 @@ private:
     detail::arm_table arms_;
 };
 
+/// Upper confidence bounds on mean rewards (Auer et al. 2002); no random numbers.
 class ucb1 {
 public:
     explicit ucb1(tuner_options o = {}) : arms_(std::move(o)) {}

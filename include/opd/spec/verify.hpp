@@ -97,17 +97,21 @@ struct draft_tree {
     index_t size() const { return static_cast<index_t>(tokens.size()); }
 };
 
-// How they were drawn. Row n + 1 of q is the law that node n's children were drawn from, row 0 the prefix's. (n + 1,
-// V); rows of nodes without children are not read.
+// How they were drawn.
+/// Drafts that no law has drawn: retrieval, or an argmax.
 struct one_hot {};
+/// One child a node, drawn from q (n + 1, V): row n + 1 is of node n's child, row 0 of the prefix's. Rows of nodes
+/// without children are not read, here and below.
 template <class T = float>
 struct dense {
     matrix_view<const T> q;
 };
+/// Any number of children a node, each drawn from its row of q (n + 1, V), with replacement.
 template <class T = float>
 struct iid_siblings {
     matrix_view<const T> q;
 };
+/// Any number of children a node, each drawn from its row of q (n + 1, V) without the siblings before it.
 template <class T = float>
 struct without_replacement {
     matrix_view<const T> q;

@@ -111,6 +111,7 @@ private:
 
 /// What waits where: sequences being generated, sequences waiting for or with the teacher, scored sequences.
 enum class queue : std::uint8_t { running, teacher, ready };
+/// How many of them there are: sizes of arrays by queue.
 inline constexpr int queue_count = 3;
 constexpr const char* name_of(queue q) {
     return q == queue::running ? "running" : q == queue::teacher ? "teacher" : "ready";

@@ -110,6 +110,7 @@ private:
 
 /// Unit of a lag.
 enum class lag_unit : std::uint8_t { versions, updates };
+/// How many of them there are: sizes of arrays by unit.
 inline constexpr int lag_unit_count = 2;
 constexpr const char* name_of(lag_unit u) { return u == lag_unit::versions ? "versions" : "updates"; }
 

@@ -15,6 +15,7 @@
 
 namespace opd::sched::policies {
 
+/// Admission by AReaL's rule; `tau` is its eta. Mean start lag at most tau while batches are full.
 class areal : public completion_order {
 public:
     static constexpr policy_traits traits{.name = "areal", .own_admission = true};

@@ -13,6 +13,7 @@
 
 namespace opd::sched::policies {
 
+/// Mean start lag at most M/B - 1; nothing holds for one sequence. The default.
 struct capacity {
     static constexpr policy_traits traits{.name = "capacity", .automatic = true};
     using order = completion_order;

@@ -12,6 +12,7 @@
 
 namespace opd::sched::policies {
 
+/// Start lag at most ceil(M/B) - 1, at the price of waiting for the slowest of a version.
 struct cohort_fifo : cohorts {
     static constexpr policy_traits traits{.name = "cohort_fifo", .table_by_version = true};
     using order = cohort_fifo;

@@ -10,6 +10,7 @@
 
 namespace opd::sched::policies {
 
+/// Start lag at most tau, at the price of sequences that were drawn for nothing.
 struct drop {
     static constexpr policy_traits traits{.name = "drop", .stale = stale_end::given_up, .automatic = true};
     using order = completion_order;

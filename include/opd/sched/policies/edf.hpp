@@ -23,6 +23,7 @@
 
 namespace opd::sched::policies {
 
+/// Start lag at most tau, with nothing given up; waits only where a deadline would be missed otherwise.
 class edf : public cohorts {
 public:
     static constexpr policy_traits traits{.name = "edf", .automatic = true, .table_by_version = true};

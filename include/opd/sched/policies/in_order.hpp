@@ -14,6 +14,7 @@
 
 namespace opd::sched::policies {
 
+/// Start lag at most ceil(M/B) - 1, and batches that no timing changes; waits for the slowest sequence.
 class in_order {
 public:
     static constexpr policy_traits traits{.name = "in_order", .lists_unscored = true};

@@ -14,6 +14,7 @@
 
 namespace opd::sched::policies {
 
+/// For tests, which show that it deadlocks; a run must ask for it by async::negative_control.
 class naive_wait {
 public:
     static constexpr policy_traits traits{.name = "naive_wait",

@@ -47,6 +47,7 @@ enum class stale_end : std::uint8_t {
     started_again
 };
 
+/// What settings, scheduler and snapshots ask of a policy before it has any state.
 struct policy_traits {
     const char* name;
     stale_end stale = stale_end::none;
@@ -60,6 +61,7 @@ struct policy_traits {
 
 namespace policies {
 
+/// What an order is made from; B and tau as settings.hpp has them.
 struct policy_settings {
     index_t batch = 1;
     index_t tau = 0;
@@ -72,6 +74,7 @@ struct listing {
     version_t version; // of its start
 };
 
+/// What an order with `own_admission` decides by, in sequences.
 struct admission_state {
     version_t version = 0;
     index_t consumed = 0; // over the whole run

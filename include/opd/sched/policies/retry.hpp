@@ -10,6 +10,7 @@
 
 namespace opd::sched::policies {
 
+/// Start lag at most tau, at the price of sequences that are drawn again.
 struct retry {
     static constexpr policy_traits traits{.name = "retry", .stale = stale_end::started_again, .automatic = true};
     using order = completion_order;
