@@ -4,7 +4,8 @@
 // all there is, rows of a real vocabulary, supports, drawn tokens. Each line has both and their ratio, C over C++, by
 // the least of many rounds.
 //
-//     cmake -B build/bench_c -DOPD_BUILD_LIBRARY=ON -DOPD_BUILD_BENCHMARKS=ON -DCMAKE_BUILD_TYPE=Release && cmake --build build/bench_c --target bench_c
+//     cmake -B build/bench_c -DOPD_BUILD_LIBRARY=ON -DOPD_BUILD_BENCHMARKS=ON -DCMAKE_BUILD_TYPE=Release
+//     cmake --build build/bench_c --target bench_c
 #include <algorithm>
 #include <cstdint>
 #include <cstdio>

@@ -7,10 +7,12 @@
 // `synced` is plain in files of 64 MiB, each of them synced.
 //
 //   bench_data [folder] [MiB] [turns] [--form=given|packed]     prints a table; --benchmark_out=FILE too
-//   bench_data [folder] --tokens=N [--form=…] [--disk=MiB]      one set of N tokens, read while it is written; see below
+//   bench_data [folder] --tokens=N [--form=…] [--disk=MiB]      one set of N tokens, read while it is written; see
+//                                                               below
 //
 //   write     rollout_writer: checks, packs, checksums, syncs and names every shard of 64 MiB
-//   cold      a set that the page cache does not have (POSIX_FADV_DONTNEED), in the order it lies in; every checksum compared
+//   cold      a set that the page cache does not have (POSIX_FADV_DONTNEED), in the order it lies in; every checksum
+//             compared
 //   warm      one that it has; every checksum compared
 //   floats    the same, with half read as float
 //   shuffled  warm, single sequences in a random order

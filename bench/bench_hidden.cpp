@@ -7,7 +7,8 @@
 // median of the samples' shares. --bfloat16: states and heads are stored so; --amx: products are made by the
 // processor's matrix tiles.
 //
-//     scripts/bench.sh bench_hidden -- [--threads=2] [--rows=64,256,1024] [--teacher=4096] [--samples=3] [--bfloat16] [--amx]
+//     scripts/bench.sh bench_hidden -- [--threads=2] [--rows=64,256,1024] [--teacher=4096] [--samples=3] [--bfloat16]
+//     [--amx]
 #include <algorithm>
 #include <bit>
 #include <cstdint>

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// queue/       What bounded staleness costs an item: permit, push, pop in batches of B = 256, training, synchronisation, permit
-//              returned (tau = 4, 1,280 permits, items of 16 bytes), in one thread, between one producer and one learner,
-//              and between two and two. Beside it, in the same run, queues that bound a number and no staleness: oneTBB's
-//              bounded queue, alone and with a second one that hands out the right to push (which is what a permit is); a
-//              deque under a mutex with two condition variables. `paced`: a producer that works a microsecond an item, and
-//              what the queue adds to its and the learner's processor time.
-// scheduler/   What a sequence costs the scheduler, all of its events together, when every action is answered at once: same B
-//              and tau, 4 and 1,000 rollout workers, scoring calls of 8.
+// queue/       What bounded staleness costs an item: permit, push, pop in batches of B = 256, training,
+//              synchronisation, permit returned (tau = 4, 1,280 permits, items of 16 bytes), in one thread, between one
+//              producer and one learner, and between two and two. Beside it, in the same run, queues that bound a
+//              number and no staleness: oneTBB's bounded queue, alone and with a second one that hands out the right to
+//              push (which is what a permit is); a deque under a mutex with two condition variables. `paced`: a
+//              producer that works a microsecond an item, and what the queue adds to its and the learner's processor
+//              time.
+// scheduler/   What a sequence costs the scheduler, all of its events together, when every action is answered at once:
+//              same B and tau, 4 and 1,000 rollout workers, scoring calls of 8.
 // simulator/   A day of a cluster of 1,000 rollout workers in virtual time: seconds, and events a second.
 //
 //   bench_sched [--benchmark_filter=regex] [--benchmark_out=file.json]

@@ -1,7 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Reverse KL and JSD of the logits, loss and gradient, as PyTorch users write them, on the GPU: the same rows and sizes
-as bench_cuda.cu. Run by scripts/gpu.sh where torch is installed; prints the median time of a call, eager and compiled."""
+as bench_cuda.cu. Run by scripts/gpu.sh where torch is installed; prints the median time of a call, eager and
+compiled."""
 import torch
 
 VOCAB, ROUNDS = 151936, 21

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Losses of logits in memory, value and gradient, as TRL writes them in PyTorch, on the CPU: the rows that bench_dense has
-(V = 151,936; student N(0,3), teacher = student + N(0,0.5)). Run by scripts/bench_peers.sh; prints the median time of a call,
-eager and by torch.compile, in ns an element, and how far the loss of four rows is from float64.
+"""Losses of logits in memory, value and gradient, as TRL writes them in PyTorch, on the CPU: the rows that bench_dense
+has (V = 151,936; student N(0,3), teacher = student + N(0,0.5)). Run by scripts/bench_peers.sh; prints the median time
+of a call, eager and by torch.compile, in ns an element, and how far the loss of four rows is from float64.
 
     peer_torch_dense.py [--threads 1] [--rows 64] [--types float32,bfloat16] [--rounds 9]
 """

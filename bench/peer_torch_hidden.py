@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Reverse KL from hidden states on the CPU as one writes it in PyTorch: vocabulary in chunks, sums in one streaming pass, the backward
-pass by recomputation, with explicit gradients (no autograd, products with out=). The sizes of bench_hidden.cpp. Prints the median
-seconds of forward and of forward + backward (dX, dW), and peak memory beside the inputs. Run by scripts/bench_peers.sh."""
+"""Reverse KL from hidden states on the CPU as one writes it in PyTorch: vocabulary in chunks, sums in one streaming
+pass, the backward pass by recomputation, with explicit gradients (no autograd, products with out=). The sizes of
+bench_hidden.cpp. Prints the median seconds of forward and of forward + backward (dX, dW), and peak memory beside the
+inputs. Run by scripts/bench_peers.sh."""
 import argparse
 import resource
 import time

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# Every tests/compile_fail/*.cpp (and *.cu where nvcc is found) must not compile, and the compiler must print what a comment
-# in its first ten lines says:
+# Every tests/compile_fail/*.cpp (and *.cu where nvcc is found) must not compile, and the compiler must print what a
+# comment in its first ten lines says:
 #
 #     // expect: <CMake regular expression>
 #

@@ -97,7 +97,8 @@ function(opd_write path text)
     file(GENERATE OUTPUT "${path}" CONTENT "${text}")
 endfunction()
 
-# Headers outside backends/, data/, serve/, ranges.hpp and compressed.hpp see opd::opd alone, as a caller without Eigen would.
+# Headers outside backends/, data/, serve/, ranges.hpp and compressed.hpp see opd::opd alone, as a caller without Eigen
+# would.
 function(opd_header_programs name extension)
     set(includes "")
     foreach(header IN LISTS ARGN)

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# Headers, and a package for find_package(opd CONFIG) and pkg-config (opd-headers; opd where there is a library). The package
-# is the same on every machine: it looks for Eigen and CUDA where it is used, not where it was installed from.
+# Headers, and a package for find_package(opd CONFIG) and pkg-config (opd-headers; opd where there is a library). The
+# package is the same on every machine: it looks for Eigen and CUDA where it is used, not where it was installed from.
 include(CMakePackageConfigHelpers)
 include(GNUInstallDirs)
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# Of libopd as a file: each instruction set's kernels run, no name but those of the headers is exported, C99 and C++11 compile the
-# headers, and the examples run.
+# Of libopd as a file: each instruction set's kernels run, no name but those of the headers is exported, C99 and C++11
+# compile the headers, and the examples run.
 
 # The kernels that a process chooses, each in one of its own; skipped where the processor has not the instructions.
 foreach(isa IN LISTS OPD_LIBRARY_ISAS)

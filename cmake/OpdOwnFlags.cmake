@@ -39,7 +39,8 @@ if(CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
     endif()
     if(OPD_SANITIZE)
         add_compile_options(-fsanitize=${OPD_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer -g1)
-        if(OPD_SANITIZE MATCHES "address.*undefined") # a quarter of the compile time, for what the address sanitizer sees
+        # a quarter of the compile time, for what the address sanitizer sees
+        if(OPD_SANITIZE MATCHES "address.*undefined")
             add_compile_options(-fno-sanitize=null,object-size,vptr)
         endif()
         add_link_options(-fsanitize=${OPD_SANITIZE})
@@ -55,7 +56,8 @@ if(OPD_CUDA_LANGUAGE)
     endif()
 endif()
 
-# opd_computes(<targets>...): where all is compiled with -O0 (scripts/test.sh), these are with -O1, since they run for long.
+# opd_computes(<targets>...): where all is compiled with -O0 (scripts/test.sh), these are with -O1, since they run for
+# long.
 function(opd_computes)
     if(CMAKE_CXX_FLAGS_RELEASE MATCHES "-O0")
         foreach(target IN LISTS ARGN)

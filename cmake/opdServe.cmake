@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# What opd/serve/ needs beside opd: the target opd_serve_needs, or what is missing in opd_serve_missing. cpp-httplib comes
-# as a CMake package, as a header alone, or, in Debian, as a header and a library whose classes depend on the macros that
-# it was built with: those stand in its cpp-httplib.pc.
+# What opd/serve/ needs beside opd: the target opd_serve_needs, or what is missing in opd_serve_missing. cpp-httplib
+# comes as a CMake package, as a header alone, or, in Debian, as a header and a library whose classes depend on the
+# macros that it was built with: those stand in its cpp-httplib.pc.
 set(opd_serve_missing "")
 find_package(nlohmann_json CONFIG QUIET)
 find_package(httplib CONFIG QUIET)

@@ -5,15 +5,17 @@
 //
 //   sample    the student answers prompts                                   trajectories
 //   score     the teacher reads the answers                                 its logits at every token
-//   evaluate  opd::evaluate: KL(student ‖ teacher) of every token           a loss, and its gradient over the student's logits
+//   evaluate  opd::evaluate: KL(student ‖ teacher) of every token           a loss, and its gradient over the student's
+//                                                                           logits
 //   backward  the model carries that gradient to its weights
 //   step      AdamW
 //   publish   rollout draws from the new weights: version + 1
 //
 //   example_11_opd_loop                                         a small teacher and student, made here in seconds
 //   example_11_opd_loop start/checkpoints/student.ckpt run/checkpoints/latest.ckpt
-//                                                               the run of opd-train that ended in the second, again from the
-//                                                               first: this program must end in the same weights, bit for bit
+//                                                               the run of opd-train that ended in the second, again
+//                                                               from the first: this program must end in the same
+//                                                               weights, bit for bit
 //
 // Model, task, rollout and optimiser are the reference trainer's (examples/trainer); all that a trainer of your own
 // does with the library is here. First the steps by themselves, then the same three stages under the scheduler, in

@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# 11_opd_loop.sh <opd-train> <example_11_opd_loop> <folder>: a short run of the trainer, and the example from the same start: the same weights.
+# 11_opd_loop.sh <opd-train> <example_11_opd_loop> <folder>: a short run of the trainer, and the example from the same
+# start: the same weights.
 set -euo pipefail
 train=$1 example=$2 folder=$3
 rm -rf "$folder"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/bench.sh [program...] [-- benchmark arguments]: sets up a fresh Debian 12, builds the benchmarks for this machine,
-# runs all of them or those named, and leaves build/bench/<program>.json. For example
+# scripts/bench.sh [program...] [-- benchmark arguments]: sets up a fresh Debian 12, builds the benchmarks for this
+# machine, runs all of them or those named, and leaves build/bench/<program>.json. For example
 #     scripts/bench.sh bench_dense -- --benchmark_filter=reverse
 set -euo pipefail
 # shellcheck source=scripts/setup.sh

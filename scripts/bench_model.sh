@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/bench_model.sh [rounds]: the trainer's transformer beside PyTorch's transformers, on the CPU: tokens a second of
-# training and of decoding at batches of 1 and 16, and peak memory, of random weights of the Qwen3 family; the trainer's
-# in float and in bfloat16. In turns, so many rounds (3). OPD_SHAPE=width,layers,vocabulary (768,12,32000: 0.1 billion weights); OPD_THREADS; OPD_HF_VENV.
-# SKIPPED where PyPI cannot be had.
+# scripts/bench_model.sh [rounds]: the trainer's transformer beside PyTorch's transformers, on the CPU: tokens a second
+# of training and of decoding at batches of 1 and 16, and peak memory, of random weights of the Qwen3 family; the
+# trainer's in float and in bfloat16. In turns, so many rounds (3). OPD_SHAPE=width,layers,vocabulary (768,12,32000: 0.1
+# billion weights); OPD_THREADS; OPD_HF_VENV. SKIPPED where PyPI cannot be had.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

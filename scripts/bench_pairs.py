@@ -4,15 +4,16 @@
 
     scripts/bench_pairs.py old/bench_dense new/bench_dense [--rounds 7] [--slower 5] [--in-l2] [-- --quick --threads=1]
 
-Each round runs old, new and old again. Printed for each row, and each time that a row has (bench_dense: from memory and in L2):
+Each round runs old, new and old again. Printed for each row, and each time that a row has (bench_dense: from memory and
+in L2):
 
     new/old   the median over the rounds of new / sqrt(old · old again), and the middle half of the rounds' ratios
     noise     the median of |old again / old - 1|: what this machine does not tell apart
 
-A row is slower if new/old is above 1 + --slower % + noise, and above it once more in as many rounds after these; then the exit
-status is 1. It is 2 if a program fails, or both have no row in common. --in-l2 compares only rows that stay in the L2 cache,
-which say most of the code: on a shared machine the time from memory is also its neighbours'. It reads the JSON of Google
-Benchmark, and of the programs of bench/ that print tables. An optional tool: no build needs it.
+A row is slower if new/old is above 1 + --slower % + noise, and above it once more in as many rounds after these; then
+the exit status is 1. It is 2 if a program fails, or both have no row in common. --in-l2 compares only rows that stay in
+the L2 cache, which say most of the code: on a shared machine the time from memory is also its neighbours'. It reads the
+JSON of Google Benchmark, and of the programs of bench/ that print tables. An optional tool: no build needs it.
 """
 import argparse
 import json

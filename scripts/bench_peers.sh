@@ -1,12 +1,13 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/bench_peers.sh [--dense] [--threads=1] [--rows=64,256] [--amx]: losses from hidden states beside the same in PyTorch, on this machine's CPU,
-# in turns; with --dense those of logits in memory (TRL's formulas, eager and torch.compile).
+# scripts/bench_peers.sh [--dense] [--threads=1] [--rows=64,256] [--amx]: losses from hidden states beside the same in
+# PyTorch, on this machine's CPU, in turns; with --dense those of logits in memory (TRL's formulas, eager and
+# torch.compile).
 # --amx: heads for matrix tiles (opd::amx_head), in float as torch's.
-# PYTHON names an interpreter that has torch; without one torch is installed from PyPI into build/peers, some 5 GB. torch gets what it is
-# fastest with: an allocator that keeps its memory, huge pages, no cap on its product's instruction set. An optional tool: no build and
-# no test needs it.
+# PYTHON names an interpreter that has torch; without one torch is installed from PyPI into build/peers, some 5 GB.
+# torch gets what it is fastest with: an allocator that keeps its memory, huge pages, no cap on its product's
+# instruction set. An optional tool: no build and no test needs it.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

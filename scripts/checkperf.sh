@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/checkperf.sh [--base COMMIT] [--rounds 7] [--slower 5] [program...] [-- benchmark arguments]: does the working tree slow a
-# row of the benchmarks by more than 5 % and this machine's noise? Builds the programs of both for this machine, runs them in
-# interleaved rounds (scripts/bench_pairs.py says how it judges), and exits with 1 if a row is SLOWER. The base: where this branch
-# left main; on main itself HEAD if files differ from it, else HEAD~1. Programs: those below that both have, with their quick
-# arguments; given arguments replace these.
+# scripts/checkperf.sh [--base COMMIT] [--rounds 7] [--slower 5] [program...] [-- benchmark arguments]: does the working
+# tree slow a row of the benchmarks by more than 5 % and this machine's noise? Builds the programs of both for this
+# machine, runs them in interleaved rounds (scripts/bench_pairs.py says how it judges), and exits with 1 if a row is
+# SLOWER. The base: where this branch left main; on main itself HEAD if files differ from it, else HEAD~1. Programs:
+# those below that both have, with their quick arguments; given arguments replace these.
 #     scripts/checkperf.sh bench_dense -- --quick --threads=1 --benchmark_filter=KL
 set -euo pipefail
 # shellcheck source=scripts/setup.sh

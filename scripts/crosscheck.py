@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The generalised JSD of TRL and of Liger on the inputs that opd's test wrote: loss and gradient in the student's logits.
+"""The generalised JSD of TRL and of Liger on the inputs that opd's test wrote: loss and gradient in the student's
+logits.
 
     scripts/crosscheck.py numbers.json    exit status 1 if a number differs
     scripts/crosscheck.py --anything      exit status 1 if there is no package to compare with

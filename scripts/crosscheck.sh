@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/crosscheck.sh [compiler flags]: the numbers of tests/conformance/equivalence_test.cpp against those of the Python packages trl
-# and liger_kernel, where they and torch are installed; a package that is not is named as SKIPPED. Exit status 1 on a mismatch.
-# An optional tool: no build and no test needs it.
+# scripts/crosscheck.sh [compiler flags]: the numbers of tests/conformance/equivalence_test.cpp against those of the
+# Python packages trl and liger_kernel, where they and torch are installed; a package that is not is named as SKIPPED.
+# Exit status 1 on a mismatch. An optional tool: no build and no test needs it.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 python=${PYTHON:-python3}

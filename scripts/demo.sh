@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/demo.sh [--quick] [run directory] [opd-train arguments]: sets up a fresh Debian 12, builds the reference trainer
-# for this machine and distils the embedded task's teacher into its student; --quick: on a smaller task (--preset quick).
-# Unless given, the run directory is the first of runs/demo, runs/demo-2, … (runs/quick, …) that is free; with --resume or
-# --overwrite it is the first of all.
+# scripts/demo.sh [--quick] [run directory] [opd-train arguments]: sets up a fresh Debian 12, builds the reference
+# trainer for this machine and distils the embedded task's teacher into its student; --quick: on a smaller task
+# (--preset quick). Unless given, the run directory is the first of runs/demo, runs/demo-2, … (runs/quick, …) that is
+# free; with --resume or --overwrite it is the first of all.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
 # scripts/digests.sh <commit> [compiler flags]: whether the working tree's CPU results are that commit's, bit for bit.
-# bench/digests/digests.cpp is compiled with the headers of both; lines that differ are printed. Flags: -march=native for example.
+# bench/digests/digests.cpp is compiled with the headers of both; lines that differ are printed. Flags: -march=native
+# for example.
 #     scripts/digests.sh HEAD~1 -march=x86-64-v3
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

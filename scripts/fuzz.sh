@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/fuzz.sh [seconds] [fuzzer...]: builds the fuzzers of tests/fuzz with clang's sanitizers and runs each of them, or those
-# that are named, for so many seconds (600), as many at once as there are cores. What they learn is kept in
+# scripts/fuzz.sh [seconds] [fuzzer...]: builds the fuzzers of tests/fuzz with clang's sanitizers and runs each of them,
+# or those that are named, for so many seconds (600), as many at once as there are cores. What they learn is kept in
 # build/asan-ubsan/corpus; OPD_FUZZ_SEED sets another seed.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh

@@ -1,15 +1,16 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/gpu.sh           on a machine with a GPU: builds the device tests and the benchmark with nvcc, runs the tests, some of
-#                          them under compute-sanitizer, then the benchmark. In $OUT, or build/gpu: gpu.txt with all that was
-#                          printed, gpu.json with the outcomes and figures. Nine minutes at most, mostly the compiler's.
-# scripts/gpu.sh --pack    on the machine before it: copies the one header that is not CUDA's or opd's (doctest) to .gpu-pack/,
-#                          which git ignores, for a machine that has nothing but CUDA and a C++20 compiler
+# scripts/gpu.sh           on a machine with a GPU: builds the device tests and the benchmark with nvcc, runs the tests,
+#                          some of them under compute-sanitizer, then the benchmark. In $OUT, or build/gpu: gpu.txt with
+#                          all that was printed, gpu.json with the outcomes and figures. Nine minutes at most, mostly
+#                          the compiler's.
+# scripts/gpu.sh --pack    on the machine before it: copies the one header that is not CUDA's or opd's (doctest) to
+#                          .gpu-pack/, which git ignores, for a machine that has nothing but CUDA and a C++20 compiler
 # scripts/gpu.sh --build   compiles only; needs nvcc and no GPU
-# scripts/gpu.sh --build-library [parts]   libopd and libopd_cuda, of these parts (ON: all; "dense;support") and of 9.0 or
-#                          the GPU's architecture: --run then tests them through PyTorch. Half an hour of two processors
-#                          for all
+# scripts/gpu.sh --build-library [parts]   libopd and libopd_cuda, of these parts (ON: all; "dense;support") and of
+#                          9.0 or the GPU's architecture: --run then tests them through PyTorch. Half an hour of two
+#                          processors for all
 # scripts/gpu.sh --run     runs what --build left in build/gpu/work, on another machine too: no time with a GPU goes to
 #                          the compiler
 #
@@ -60,7 +61,7 @@ if [ "${1-}" = --build-library ]; then
     exit
 fi
 
-# --- build: all programs at once ------------------------------------------------------------------------------------------
+# --- build: all programs at once --------------------------------------------------------------------------------------
 programs="cuda_dense cuda_sparse cuda_draw cuda_hidden cuda_refusals bench_cuda"
 build() {
     local name=$1 source=$root/tests/backends/$1_test.cu main=$work/main.o
@@ -92,9 +93,10 @@ else
 fi
 [ "${1-}" = --build ] && exit 0
 
-# --- run ------------------------------------------------------------------------------------------------------------------
+# --- run --------------------------------------------------------------------------------------------------------------
 failed=0 outcomes=
-# run <name> <seconds> <command...>: its output to the log, its outcome to the summary. What is skipped where there is a GPU failed.
+# run <name> <seconds> <command...>: its output to the log, its outcome to the summary. What is skipped where there is a
+# GPU failed.
 run() {
     local name=$1 limit=$2 begin=$SECONDS left=$((530 - (SECONDS - started))) status told=passed
     shift 2

@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """How far a call travels through the headers: the files and rooms of include/opd that a program enters.
 
-Compiles each program with g++ -O0 -finstrument-functions, runs it, and follows its calls on every thread. A call counts once
-for each pair of functions; what the standard library or the program itself does between two of our functions counts as a
-call from the one to the other.
+Compiles each program with g++ -O0 -finstrument-functions, runs it, and follows its calls on every thread. A call counts
+once for each pair of functions; what the standard library or the program itself does between two of our functions
+counts as a call from the one to the other.
 
   files    of include/opd that hold a called function
   rooms    their folders

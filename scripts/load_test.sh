@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/load_test.sh [ctest arguments]: runs each test that has threads or a clock (ctest's label `timing`, of a build that is
-# there) 200 times while three busy processes a core take its time, and prints a table. A test that takes longer gets ten
-# minutes, but no fewer than 20 runs. OPD_LOAD_REPEATS, OPD_LOAD_LEAST, OPD_LOAD_SECONDS, OPD_LOAD_BUSY and OPD_LOAD_BUILD
-# (build/test) set others.
+# scripts/load_test.sh [ctest arguments]: runs each test that has threads or a clock (ctest's label `timing`, of a build
+# that is there) 200 times while three busy processes a core take its time, and prints a table. A test that takes longer
+# gets ten minutes, but no fewer than 20 runs. OPD_LOAD_REPEATS, OPD_LOAD_LEAST, OPD_LOAD_SECONDS, OPD_LOAD_BUSY and
+# OPD_LOAD_BUILD (build/test) set others.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/mca.sh [CPU...]: what llvm-mca predicts for log-sum-exp's inner loop, the unit that bench_dense counts in: cycles and
-# operations a register of floats, with everything in the first-level cache. CPU: as -mcpu names them. Needs clang++ and llvm-mca of
-# one version (Debian: clang-19 and llvm-19; CLANG and MCA name others); says SKIPPED where they are not installed.
+# scripts/mca.sh [CPU...]: what llvm-mca predicts for log-sum-exp's inner loop, the unit that bench_dense counts in:
+# cycles and operations a register of floats, with everything in the first-level cache. CPU: as -mcpu names them. Needs
+# clang++ and llvm-mca of one version (Debian: clang-19 and llvm-19; CLANG and MCA name others); says SKIPPED where they
+# are not installed.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 clang=${CLANG-clang++-19} mca=${MCA-llvm-mca-19}
@@ -26,7 +27,8 @@ for cpu in "$@"; do
         echo "$cpu: SKIPPED: $(head -1 "$work/errors")"
         continue
     fi
-    # the innermost loop with the most multiply-adds: from a label to the jump back to it, no other label jumped to between
+    # the innermost loop with the most multiply-adds: from a label to the jump back to it, no other label jumped to
+    # between
     awk '
         /^\.L[A-Za-z0-9_]+:/ { name = $1; sub(":.*", "", name); at[name] = n + 1 }
         /^\t[a-z]/ { line[++n] = $0

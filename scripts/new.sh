@@ -1,9 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/new.sh KIND NAME: a new divergence, surrogate, sparse_cache (of a teacher), staleness_policy or drafter (of the
-# trainer), in every file that knows of one, from the templates in scripts/new. It compiles and passes the tests as it
-# is: something known under the new name. What is printed at the end is what to write in its place.
+# scripts/new.sh KIND NAME: a new divergence, surrogate, sparse_cache (of a teacher), staleness_policy or drafter (of
+# the trainer), in every file that knows of one, from the templates in scripts/new. It compiles and passes the tests as
+# it is: something known under the new name. What is printed at the end is what to write in its place.
 #     scripts/new.sh divergence hellinger
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."

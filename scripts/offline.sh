@@ -4,7 +4,8 @@
 # scripts/offline.sh [directory] [opd-train arguments]: sets up a fresh Debian 12, builds the reference trainer for this
 # machine, and distils the quick task's student from a data set: trains the teacher and warms the student up, has the
 # student answer and the teacher score once (both are kept in the directory, runs/offline-demo unless given), and learns
-# with no teacher at hand. As docs/offline.md advises: SFT on the teacher's answers, and the teacher's 8 best ids. OPD_TRAIN: a program to use as it is. scripts/offline_study.sh compares with online.
+# with no teacher at hand. As docs/offline.md advises: SFT on the teacher's answers, and the teacher's 8 best ids.
+# OPD_TRAIN: a program to use as it is. scripts/offline_study.sh compares with online.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

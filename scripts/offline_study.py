@@ -1,6 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What scripts/offline_study.sh has run, as tables (Markdown on the terminal, CSV in the directory) and plots (SVG, by gnuplot).
+"""What scripts/offline_study.sh has run, as tables (Markdown on the terminal, CSV in the directory) and plots (SVG, by
+gnuplot).
 
     scripts/offline_study.py runs/offline --tasks gcd grammar --seeds 1
 """

@@ -1,18 +1,21 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/offline_study.sh [directory]: sets up a fresh Debian 12, builds the reference trainer for this machine, and does on its two tasks what
-# Lightning OPD (arXiv 2604.13010) does on language models. Two teachers a task, which differ in their seed alone; a student of each, SFT on the
-# teacher's own answers; data sets of each student's rollouts, scored by each teacher. Every student then learns from every teacher, online and
-# from the data set, with the same batches, optimiser, rate and steps. Three tables, as Markdown on the terminal and as CSV in the directory:
-#   twins.csv        what offline closes beside online, with the drawn tokens' log-probs (lightning) and with the teacher's best ids (tail_bucket),
-#                    and how far the offline student has moved from pi_ref (the paper's table 1, figure 3a); drift.svg
-#   consistency.csv  SFT teacher x scoring teacher, online and offline (tables 3 and 4); consistency.svg, and teacher-consistency.svg, which
-#                    explains what is crossed
+# scripts/offline_study.sh [directory]: sets up a fresh Debian 12, builds the reference trainer for this machine, and
+# does on its two tasks what Lightning OPD (arXiv 2604.13010) does on language models. Two teachers a task, which differ
+# in their seed alone; a student of each, SFT on the teacher's own answers; data sets of each student's rollouts, scored
+# by each teacher. Every student then learns from every teacher, online and from the data set, with the same batches,
+# optimiser, rate and steps. Three tables, as Markdown on the terminal and as CSV in the directory:
+#   twins.csv        what offline closes beside online, with the drawn tokens' log-probs (lightning) and with the
+#                    teacher's best ids (tail_bucket), and how far the offline student has moved from pi_ref (the
+#                    paper's table 1, figure 3a); drift.svg
+#   consistency.csv  SFT teacher x scoring teacher, online and offline (tables 3 and 4); consistency.svg, and
+#                    teacher-consistency.svg, which explains what is crossed
 #   cost.csv         seconds of SFT, rollout and scoring, learning (table 2)
-# The directory is runs/offline unless given; runs that it holds are not made again. OPD_TRAIN: a program to use as it is. OPD_TASKS: "gcd grammar"
-# unless given. OPD_SEEDS: seeds of distillation and of its data sets, 1 unless given. OPD_JOBS: runs at a time, each on one thread, 2
-# unless given. Ten minutes on two cores. docs/plots/offline-* are copies.
+# The directory is runs/offline unless given; runs that it holds are not made again. OPD_TRAIN: a program to use as it
+# is. OPD_TASKS: "gcd grammar" unless given. OPD_SEEDS: seeds of distillation and of its data sets, 1 unless given.
+# OPD_JOBS: runs at a time, each on one thread, 2 unless given. Ten minutes on two cores. docs/plots/offline-* are
+# copies.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

@@ -2,35 +2,38 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Counts, for each page and in all, what makes pages hard to read.
 
-  words     without code. A word has a letter in it: figures, signs and a table's bars are none. A `code span` is one word,
-            whatever it holds; of a link, its text counts. Blocks of code and comments do not count
-  long      sentences of more than 30 words. A paragraph, a list's item and a heading end a sentence, and so does . ! or ?
-            before white space. A table's cell is no sentence, unless it is a long one
+  words     without code. A word has a letter in it: figures, signs and a table's bars are none. A `code span` is one
+            word, whatever it holds; of a link, its text counts. Blocks of code and comments do not count
+  long      sentences of more than 30 words. A paragraph, a list's item and a heading end a sentence, and so does . ! or
+            ? before white space. A table's cell is no sentence, unless it is a long one
   wide      lines of more than 120 columns, code included; of tables, which Markdown cannot wrap, those outside
-  private   words of ours where the field has one (PRIVATE below). Code spans may hold them: they are names in the library.
-            docs/glossary.md, which explains them, may use them
+  private   words of ours where the field has one (PRIVATE below). Code spans may hold them: they are names in the
+            library. docs/glossary.md, which explains them, may use them
 
 prose.py [PAGE...]          prints the counts (without PAGE: of all pages but CHANGELOG.md)
 prose.py --list KIND        prints where each long sentence, wide line or private word stands
-prose.py --check            fails where more than 5 % of all sentences are long, a line is wide, or a private word stands
-                            outside the glossary
+prose.py --check            fails where more than 5 % of all sentences are long, a line is wide, a private word stands
+                            outside the glossary, or a comment in a source file has a line of more than 120 columns
 prose.py --links            fails where a link within the repository leads nowhere, or a #heading is none of its page
 prose.py --self-test        fails where this script counts wrongly
 """
 
 import argparse
+import ast
 import functools
+import io
 import pathlib
 import re
 import sys
+import tokenize
 
 LONGEST = 30
 WIDEST = 120
 SHARE = 0.05
 GLOSSARY = "docs/glossary.md"
 
-# What stands for what. Everyday words that were once ours as well (given, entries, share, due, walk) cannot be told from
-# everyday use by a script, and are not here.
+# What stands for what. Everyday words that were once ours as well (given, entries, share, due, walk) cannot be told
+# from everyday use by a script, and are not here.
 PRIVATE = {
     r"leaf|(?:the|of|few|all|these|their|redone|\w+'s) leaves|leaves of 1,024": "a chunk of 1,024 entries",
     r"lumped(?! dense\b)|lumps?": "a bucket for the rest of the vocabulary",
@@ -142,6 +145,35 @@ class page_counts:
                 self.wide.append((number, f"{len(line)} columns"))
 
 
+def sources(root):
+    """C, C++, CUDA, Rust, Python, shell and CMake."""
+    endings = {".hpp", ".cuh", ".h", ".cpp", ".cu", ".c", ".rs", ".py", ".sh", ".cmake"}
+    rooms = ("include", "lib", "examples", "tests", "bench", "scripts", "cmake", "python", "packaging", ".ci")
+    found = [root / "CMakeLists.txt", root / ".ci/run"]
+    found += [p for room in rooms for p in (root / room).rglob("*")
+              if p.suffix in endings or p.name == "CMakeLists.txt"]
+    return sorted(p for p in found if p.is_file())
+
+
+def wide_comments(name, text):
+    """Numbers of the lines of more than 120 columns that are a comment or a docstring, or end in a comment of a shell
+    script's kind. Code is clang-format's matter, and who has a link in a line may need it."""
+    lines = text.splitlines()
+    wide = [n for n, line in enumerate(lines, 1) if len(line) > WIDEST and "://" not in line]
+    if not wide:
+        return []
+    if name.endswith(".py"):
+        said = {token.start[0] for token in tokenize.generate_tokens(io.StringIO(text).readline)
+                if token.type == tokenize.COMMENT}
+        for node in ast.walk(ast.parse(text)):
+            if isinstance(node, (ast.Module, ast.ClassDef, ast.FunctionDef)) and ast.get_docstring(node):
+                said |= set(range(node.body[0].lineno, node.body[0].end_lineno + 1))
+        return [n for n in wide if n in said]
+    hashes = name.endswith((".sh", ".cmake", ".txt", "run"))
+    comment = re.compile(r"\s*#|.*\s#\s[^\"']*$" if hashes else r"\s*(//|/\*|\*\s)")
+    return [n for n in wide if comment.match(lines[n - 1])]
+
+
 def slug(heading):
     heading = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", heading).replace("`", "").strip().lower()
     return re.sub(r"[^\w\- ]", "", heading).replace(" ", "-")
@@ -198,6 +230,13 @@ def self_test():
     for text in (["word " * 30], ["word " * 15 + ".", "Word " * 16], ["- " + "word " * 20, "- " + "word " * 20]):
         assert not page_counts("page.md", text).long, text
     assert not page_counts(GLOSSARY, ["a leaf"]).private
+    long = "word " * 30
+    for name, wide, fine in (("a.hpp", "    // " + long, "f(" + long + ");"), ("a.h", " * " + long, "a // " + long),
+                             ("a.sh", "a  # " + long, "a '# " + long + "'"), ("CMakeLists.txt", "# " + long, long),
+                             ("a.py", '"""One.\n' + long + '"""', 'a = "' + long + '"'),
+                             ("b.py", "a = 1  # " + long, "f(a,\n" + " " * 130 + "b)")):
+        assert wide_comments(name, "a = 1\n" * (name != "a.py") + wide + "\n") == [2], name
+        assert not wide_comments(name, fine + "\n") and not wide_comments(name, wide.replace("word", "http://w")), name
     assert slugs(["# On a `GPU`, now", "# Twice", "# Twice"]) == {"on-a-gpu-now", "twice", "twice-1"}
 
 
@@ -236,6 +275,10 @@ def main():
     print(f"{'all':42}{sum(c.words for c in counts.values()):8}{count:11}{total['long']:6}"
           f"{total['long'] / max(count, 1):7.1%}{total['wide']:6}{total['private']:9}")
     if arguments.check:
+        for path in [] if arguments.pages else sources(root):
+            for number in wide_comments(path.name, path.read_text(encoding="utf-8")):
+                print(f"{path.relative_to(root)}:{number}: a comment of more than {WIDEST} columns")
+                failed = True
         if total["long"] > SHARE * count:
             print(f"{total['long']} of {count} sentences have more than {LONGEST} words; at most {SHARE:.0%} may. "
                   "prose.py --list long")

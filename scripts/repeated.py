@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Paragraphs that stand twice in the headers: runs of more than 8 lines that two places share, blank lines, comments and
-indentation aside. Prints each, and exits with 1 if there is one.
+"""Paragraphs that stand twice in the headers: runs of more than 8 lines that two places share, blank lines, comments
+and indentation aside. Prints each, and exits with 1 if there is one.
 
     scripts/repeated.py [--more-than 8] [folder, by default include/opd]
 """

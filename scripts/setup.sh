@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
 # What the other scripts share: installing what a build needs on Debian 12, and configuring a build folder. By itself,
-# `scripts/setup.sh [test|demo|bench|python|site|browser|ci]...` installs and does nothing else. Nothing is installed that is there already.
+# `scripts/setup.sh [test|demo|bench|python|site|browser|ci]...` installs and does nothing else. Nothing is installed
+# that is there already.
 
 # Without these ccache keeps nothing that was compiled with a precompiled header.
 export CCACHE_SLOPPINESS=${CCACHE_SLOPPINESS-pch_defines,time_macros}
@@ -97,8 +98,8 @@ opd_configure() {
     cmake -S "$opd_root" -B "$folder" -G Ninja "${launcher[@]}" "$@"
 }
 
-# opd_demo_program <targets>: sets up, and builds programs of the examples for this machine, in build/demo; a warning of a
-# compiler that we have not seen stops nobody
+# opd_demo_program <targets>: sets up, and builds programs of the examples for this machine, in build/demo; a warning of
+# a compiler that we have not seen stops nobody
 opd_demo_program() {
     opd_setup demo
     opd_configure demo -DCMAKE_BUILD_TYPE=Release -DOPD_NATIVE=ON -DOPD_WITH_CUDA=OFF -DOPD_BUILD_TESTS=OFF \
@@ -113,8 +114,9 @@ opd_build() {
     cmake --build "$folder" -j "$(opd_jobs)" "$@"
 }
 
-# opd_venv <folder> "<modules>" <pip's arguments...>: a virtual environment whose Python imports these modules; pip installs
-# what they need where it does not yet. Prints SKIPPED, with the reason, and returns 1 where that cannot be had.
+# opd_venv <folder> "<modules>" <pip's arguments...>: a virtual environment whose Python imports these modules; pip
+# installs what they need where it does not yet. Prints SKIPPED, with the reason, and returns 1 where that cannot be
+# had.
 opd_venv() {
     local folder=$1 imports="import ${2// /, }" cpu=()
     shift 2

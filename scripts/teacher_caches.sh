@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/teacher_caches.sh [directory]: sets up a fresh Debian 12, builds the reference trainer for this machine, and distils the same student from
-# the same teacher kept in logits, in hidden states and in fewer numbers of them, under sync and async (in virtual time, where every run is the same
-# again), with the task's 15 symbols and with a vocabulary padded to 2,048. Prints what each takes and closes: the table of
-# docs/performance.md. Runs that the directory (runs/caches unless given) holds are not made again. OPD_TRAIN: a program to use as it is.
+# scripts/teacher_caches.sh [directory]: sets up a fresh Debian 12, builds the reference trainer for this machine, and
+# distils the same student from the same teacher kept in logits, in hidden states and in fewer numbers of them, under
+# sync and async (in virtual time, where every run is the same again), with the task's 15 symbols and with a vocabulary
+# padded to 2,048. Prints what each takes and closes: the table of docs/performance.md. Runs that the directory
+# (runs/caches unless given) holds are not made again. OPD_TRAIN: a program to use as it is.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

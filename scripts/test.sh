@@ -3,16 +3,17 @@
 #
 # scripts/test.sh [ctest arguments]: sets up a fresh Debian 12, builds every test and example with clang 19, runs them.
 # With arguments it builds only what the tests that they choose need: `scripts/test.sh -R estimators.support`. CXX names
-# another compiler (in a build folder of its own). The seed of the property tests is fixed; RC_PARAMS="seed=…" sets another.
+# another compiler (in a build folder of its own). The seed of the property tests is fixed; RC_PARAMS="seed=…" sets
+# another.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"
 
 opd_setup test
-# At -O0 clang needs a fifth of the time that optimised rows take to compile; a test that computes for long says `// optimise:
-# always`. For CUDA programs -O0 and plain PTX (-G halves their time), from which a driver makes machine code where there is
-# one; scripts/gpu.sh optimises. libopd has the base's kernels and the best that this machine runs. .ci/run sets
-# OPD_CI_RESULTS, and OPD_TEST_FLAGS where all is optimised and libopd has every instruction set.
+# At -O0 clang needs a fifth of the time that optimised rows take to compile; a test that computes for long says `//
+# optimise: always`. For CUDA programs -O0 and plain PTX (-G halves their time), from which a driver makes machine code
+# where there is one; scripts/gpu.sh optimises. libopd has the base's kernels and the best that this machine runs.
+# .ci/run sets OPD_CI_RESULTS, and OPD_TEST_FLAGS where all is optimised and libopd has every instruction set.
 folder=test${CXX+-$(basename "$CXX")}
 export CXX=${CXX-clang++-19}
 isas='base;v3'

@@ -1,11 +1,11 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/test_engines.sh [libopd.so] [--full]: Open MPI 5 in a virtual environment, build/venv-mpi, and twelve runs of opd-mpi
-# that lose a rank (--full: forty). Another with ray in build/venv-engines (or OPD_ENGINES_VENV), and in it what opd.ray
-# promises: its protocol, a killed node, thirty kills of actors (--full: two hundred), a thousand sequences a second; with torch and
-# transformers, where pip can install them, examples/python/distil_ray.py must close a tenth of the divergence. Prints SKIPPED
-# where PyPI or a package cannot be had.
+# scripts/test_engines.sh [libopd.so] [--full]: Open MPI 5 in a virtual environment, build/venv-mpi, and twelve runs of
+# opd-mpi that lose a rank (--full: forty). Another with ray in build/venv-engines (or OPD_ENGINES_VENV), and in it what
+# opd.ray promises: its protocol, a killed node, thirty kills of actors (--full: two hundred), a thousand sequences a
+# second; with torch and transformers, where pip can install them, examples/python/distil_ray.py must close a tenth of
+# the divergence. Prints SKIPPED where PyPI or a package cannot be had.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

@@ -5,7 +5,8 @@
 # virtual environment with torch and transformers (build/venv-hf, or OPD_HF_VENV) makes OPD_HF_COUNT (24) random models
 # of the three families with seed OPD_HF_SEED (1); the test program compares logits, log-probs and gradients of each and
 # writes it in float32 and bfloat16; transformers loads what was written, and peft the adapters of two that learnt. Also
-# compares the committed models with what this transformers computes. Prints OK or what is wrong; SKIPPED where PyPI cannot be had.
+# compares the committed models with what this transformers computes. Prints OK or what is wrong; SKIPPED where PyPI
+# cannot be had.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/test_python.sh [libopd.so] [unittest arguments]: the tests of the Python package that need numpy alone, with the distribution's
-# python3 (or PYTHON), on a libopd that is built: the first argument, or OPD_LIBRARY, or build/test's.
+# scripts/test_python.sh [libopd.so] [unittest arguments]: the tests of the Python package that need numpy alone, with
+# the distribution's python3 (or PYTHON), on a libopd that is built: the first argument, or OPD_LIBRARY, or
+# build/test's.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

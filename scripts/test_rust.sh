@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/test_rust.sh <folder of libopd.so>: builds and runs examples/integrations/rust with the rustc that there is (Debian: rustc);
-# prints SKIPPED without one.
+# scripts/test_rust.sh <folder of libopd.so>: builds and runs examples/integrations/rust with the rustc that there is
+# (Debian: rustc); prints SKIPPED without one.
 set -euo pipefail
 library=$(cd "${1?the folder of libopd.so}" && pwd)
 if ! command -v rustc >/dev/null; then

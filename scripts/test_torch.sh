@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/test_torch.sh [libopd.so]: a virtual environment with torch in build/venv-torch (or OPD_TORCH_VENV), and in it all tests of the
-# Python package, those of opd.torch with them. TRL and Liger are compared with where pip can install them; where it can install
-# transformers, examples/python/distil_hf.py must close a fifth of the divergence. Prints SKIPPED where PyPI or torch cannot be had.
+# scripts/test_torch.sh [libopd.so]: a virtual environment with torch in build/venv-torch (or OPD_TORCH_VENV), and in it
+# all tests of the Python package, those of opd.torch with them. TRL and Liger are compared with where pip can install
+# them; where it can install transformers, examples/python/distil_hf.py must close a fifth of the divergence. Prints
+# SKIPPED where PyPI or torch cannot be had.
 set -euo pipefail
 # shellcheck source=scripts/setup.sh
 . "$(dirname "${BASH_SOURCE[0]}")/setup.sh"

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# scripts/timelines.sh [opd-cluster-sim]: draws the pictures of docs/sched/ again, from traces of the small simulated cluster
-# in docs/sched/timelines/cluster.json.
+# scripts/timelines.sh [opd-cluster-sim]: draws the pictures of docs/sched/ again, from traces of the small simulated
+# cluster in docs/sched/timelines/cluster.json.
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
 simulator=${1:-$root/build/test/examples/cluster_sim/opd-cluster-sim}

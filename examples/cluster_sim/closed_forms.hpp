@@ -4,10 +4,13 @@
 // sequences a step.
 //
 //   pre-queue   C·M / (B·max(1, rho))                         updates while a response is drawn
-//   in-queue    rho                           rho < 1         updates while it waits: rollout limits, the queue is emptied each step
-//               (2q + rho - 1) / (2·rho)      rho >= 1        the trainer limits; the queue is full and drops its oldest
+//   in-queue    rho                           rho < 1         updates while it waits: rollout limits, the queue is
+//                                                             emptied each step
+//               (2q + rho - 1) / (2·rho)      rho >= 1        the trainer limits; the queue is full and drops its
+//                                                             oldest
 //
-//   C: rollout slots; M = E[longest of a group] / E[length]; rho = rollout's rate / the trainer's; q = queue's capacity / B
+//   C: rollout slots; M = E[longest of a group] / E[length]; rho = rollout's rate / the trainer's; q = queue's capacity
+//   / B
 //
 // Source: C. Dong, A. Goel, D. Yu, "Predicting and Controlling Staleness in Fully Asynchronous RL Training", Applied
 // Compute, 2026 (appliedcompute.com/research/staleness-in-fully-async-rl), by a public summary of its formulas; of the

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# cmake -DPROGRAM=<opd-compression-study> -DOUT=<folder> -P check.cmake: a quick run writes what it says, and its figures are such as they
-# must be: a codec of full rank is exact, more numbers lose less, a renormalised top k has no finite KL and no logit MSE. Plots where gnuplot is.
+# cmake -DPROGRAM=<opd-compression-study> -DOUT=<folder> -P check.cmake: a quick run writes what it says, and its
+# figures are such as they must be: a codec of full rank is exact, more numbers lose less, a renormalised top k has no
+# finite KL and no logit MSE. Plots where gnuplot is.
 cmake_minimum_required(VERSION 3.25)
 file(REMOVE_RECURSE "${OUT}")
 execute_process(COMMAND "${PROGRAM}" --quick --threads 2 --out "${OUT}" RESULT_VARIABLE status OUTPUT_VARIABLE output)

@@ -3,18 +3,21 @@
 // What a teacher loses when it is sent as few numbers a row, on prefixes of a student's rollouts.
 //
 //   r codes      truncated, importance, reweighted: opd/compressed.hpp, a head of rank r over r numbers
-//   top k        the k most probable ids and log-probs, renormalised among themselves; or with the mass outside, k + 1 numbers, spread
-//                evenly over the other ids
-//   threshold    B ids with inclusion probabilities in proportion to a policy: the teacher's own where KL is asked (the cache is then a
-//                distribution, what was drawn over its sum), the student's where the gradient is (as a trainer draws them)
+//   top k        the k most probable ids and log-probs, renormalised among themselves; or with the mass outside, k + 1
+//                numbers, spread evenly over the other ids
+//   threshold    B ids with inclusion probabilities in proportion to a policy: the teacher's own where KL is asked (the
+//                cache is then a distribution, what was drawn over its sum), the student's where the gradient is (as a
+//                trainer draws them)
 //
 // Numbers sent a row: r; k and B counted without ids, as Nitrobrew counts, and with.
 //
 //   KL(true, cached)   Σ p log(p/p̂), what Nitrobrew prints; infinite where the cache has no mass and the teacher has
 //   KL(cached, true)   Σ p̂ log(p̂/p); of a renormalised top k -log of the mass inside
-//   logit MSE          mean over the vocabulary of the squared error of logits, less what is the same for a whole row: that no softmax sees
-//   gradient error     of reverse KL of the student, by the estimator that the cache goes with, against the true teacher's:
-//                      sqrt(Σ|dz - dz_true|² / Σ|dz_true|²). Of threshold it is noise around the true gradient, of the others an error that stays
+//   logit MSE          mean over the vocabulary of the squared error of logits, less what is the same for a whole row:
+//                      that no softmax sees
+//   gradient error     of reverse KL of the student, by the estimator that the cache goes with, against the true
+//                      teacher's: sqrt(Σ|dz - dz_true|² / Σ|dz_true|²). Of threshold it is noise around the true
+//                      gradient, of the others an error that stays
 #pragma once
 
 #include <string>

@@ -7,9 +7,9 @@
     from_glassllm.py --prompts DIR FILE...         # DIR/text.jsonl and DIR/ids.jsonl, of sentences in FILEs
 
 Exact as a Llama: RMSNorm, grouped-query attention and SwiGLU without biases, a tied head. Matrices are (in, out) there
-and (out, in) here; its rope turns neighbours (2i, 2i+1), Llama's (i, i + d/2), so rows of q and k change places within a
-head. Its tokenizer merges characters: as byte-level BPE, those beyond ASCII are merged from bytes first. Characters that
-the package calls <unk> become ids that the model does not have.
+and (out, in) here; its rope turns neighbours (2i, 2i+1), Llama's (i, i + d/2), so rows of q and k change places within
+a head. Its tokenizer merges characters: as byte-level BPE, those beyond ASCII are merged from bytes first. Characters
+that the package calls <unk> become ids that the model does not have.
 """
 import argparse
 import json

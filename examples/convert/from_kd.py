@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """from_kd.py SET SHARD.bin…: surogate's token shards and their .kd sidecars (versions 3 and 1) as a data set of opd.
 
-Row i of a sidecar is the teacher's law after token i, so of token i + 1. A sequence begins where the position is 0. Rows
-that were not captured are zeros; a row whose log-probs are all 0 ends the shard's part that is taken.
+Row i of a sidecar is the teacher's law after token i, so of token i + 1. A sequence begins where the position is 0.
+Rows that were not captured are zeros; a row whose log-probs are all 0 ends the shard's part that is taken.
 """
 import sys
 

@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""from_megatron.py SET VOCAB TARS DATA INDICES: top-k log-probs that Megatron-LM's LogitsSaverHooks kept (TARS: a folder of
-dp0__….tar, format 1 or 2) as a data set of opd, with the tokens that its GPTDataset drew: DATA.bin, DATA.idx, and what
-document_index.npy, sample_index.npy, shuffle_index.npy begin with (in the data cache: …-GPTDataset-train-). One data set, no
-blend; batches of one size; sequences that no context parallelism cut. Needs the zstd command; no torch.
+"""from_megatron.py SET VOCAB TARS DATA INDICES: top-k log-probs that Megatron-LM's LogitsSaverHooks kept (TARS: a
+folder of dp0__….tar, format 1 or 2) as a data set of opd, with the tokens that its GPTDataset drew: DATA.bin, DATA.idx,
+and what document_index.npy, sample_index.npy, shuffle_index.npy begin with (in the data cache: …-GPTDataset-train-).
+One data set, no blend; batches of one size; sequences that no context parallelism cut. Needs the zstd command; no
+torch.
 """
 import glob
 import json

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""from_parquet.py SET VOCAB FILE.parquet… [--tokens NAME] [--ids NAME] [--log-q NAME]: rows of parquet, a sequence each, as a
-data set of opd: a list of T tokens, and for its last N tokens N lists of K ids and N of their log-probs (or both flat, K
-after K, with --k K). Needs pyarrow.
+"""from_parquet.py SET VOCAB FILE.parquet… [--tokens NAME] [--ids NAME] [--log-q NAME]: rows of parquet, a sequence
+each, as a data set of opd: a list of T tokens, and for its last N tokens N lists of K ids and N of their log-probs (or
+both flat, K after K, with --k K). Needs pyarrow.
 """
 import argparse
 

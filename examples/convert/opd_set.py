@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Writes data sets of supports (docs/data.md) with numpy alone, for converters: what rollout_writer.hpp writes, but that
-a set is written at once and not added to.
+"""Writes data sets of supports (docs/data.md) with numpy alone, for converters: what rollout_writer.hpp writes, but
+that a set is written at once and not added to.
 
     with opd_set.Writer("set", vocab=V, k=K) as out:
         out.add(tokens, ids, log_q)  # (T), (N,K), (N,K): rows of the last N tokens; an id of -1 is no entry

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Reads what torch.save wrote of tensors, in dicts and lists, with numpy alone; anything else in it is refused, not run.
+"""Reads what torch.save wrote of tensors, in dicts and lists, with numpy alone; anything else in it is refused, not
+run.
 
     load(bytes)  # bfloat16 comes as float32
 """

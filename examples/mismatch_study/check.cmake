@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# cmake -DPROGRAM=<opd-mismatch-study> -DOUT=<folder> -P check.cmake: a tiny study writes what it says; the exact engine has no mismatch, and
-# what corrects it alone changes no bit there; every other engine has some, and ends elsewhere; a study that lost a seed and a half of a cell
-# makes these again, on one thread, to the same bytes. Plots where gnuplot is.
+# cmake -DPROGRAM=<opd-mismatch-study> -DOUT=<folder> -P check.cmake: a tiny study writes what it says; the exact engine
+# has no mismatch, and what corrects it alone changes no bit there; every other engine has some, and ends elsewhere; a
+# study that lost a seed and a half of a cell makes these again, on one thread, to the same bytes. Plots where gnuplot
+# is.
 cmake_minimum_required(VERSION 3.25)
 file(REMOVE_RECURSE "${OUT}")
 function(study expected)

@@ -2,8 +2,8 @@
 //
 // One cell of the study: a student is distilled with one estimator from responses that are k versions old.
 //
-//   controlled staleness (AsyncOPD, appendix B): step t learns from a batch that version max(0, t - k) drew. The lag ramps
-//   0, 1, …, k while the initial student's k first batches last, and is exactly k from then on.
+//   controlled staleness (AsyncOPD, appendix B): step t learns from a batch that version max(0, t - k) drew. The lag
+//   ramps 0, 1, …, k while the initial student's k first batches last, and is exactly k from then on.
 //
 // It is opd-train's `--schedule controlled --schedule-k k` without its directory, threads and checkpoints: the same
 // prompts, noise and steps, the same bits. What opd-train has no option for is made of its batches (enum twist).

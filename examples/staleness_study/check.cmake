@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# cmake -DPROGRAM=<opd-staleness-study> -DOUT=<folder> -P check.cmake: a tiny study writes what it says; every lag is k; hidden states end in the
-# weights of logits; a study that lost half of its cells makes these again, on one thread, to the same bytes; other seeds give other
-# weights. Plots where gnuplot is.
+# cmake -DPROGRAM=<opd-staleness-study> -DOUT=<folder> -P check.cmake: a tiny study writes what it says; every lag is k;
+# hidden states end in the weights of logits; a study that lost half of its cells makes these again, on one thread, to
+# the same bytes; other seeds give other weights. Plots where gnuplot is.
 cmake_minimum_required(VERSION 3.25)
 file(REMOVE_RECURSE "${OUT}")
 function(study expected)

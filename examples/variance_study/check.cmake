@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# cmake -DPROGRAM=<opd-variance-study> -DOUT=<folder> -P check.cmake: a quick run writes what it says, the same on one thread, and its
-# figures are such as they must be: what is unbiased has no bias beyond its error, threshold has less variance than i.i.d. draws at every
-# entropy, family and age, what is not corrected has a bias that grows with age. Plots where gnuplot is.
+# cmake -DPROGRAM=<opd-variance-study> -DOUT=<folder> -P check.cmake: a quick run writes what it says, the same on one
+# thread, and its figures are such as they must be: what is unbiased has no bias beyond its error, threshold has less
+# variance than i.i.d. draws at every entropy, family and age, what is not corrected has a bias that grows with age.
+# Plots where gnuplot is.
 cmake_minimum_required(VERSION 3.25)
 file(REMOVE_RECURSE "${OUT}")
 foreach(threads 2 1)

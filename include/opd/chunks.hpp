@@ -5,8 +5,9 @@
 //
 //   token_bytes{offsets, bytes}          a vocabulary as bytes: token v's are bytes[offsets[v]] to bytes[offsets[v+1]]
 //   align_chunks(mine, ids, theirs, their_ids, chunks)
-//   chunk_advantages(chunks, log_p, log_q, A)      A_t = Σ_{j in chunk} log q_j - Σ_{i in chunk} log p_i for each of the
-//                                        chunk's student tokens t; or the sum of all chunks for each (chunk_credit)
+//   chunk_advantages(chunks, log_p, log_q, A)      A_t = Σ_{j in chunk} log q_j - Σ_{i in chunk} log p_i for each of
+//                                                  the chunk's student tokens t; or the sum of all chunks for each
+//                                                  (chunk_credit)
 //
 // A chunk is the shortest stretch that ends at the same byte in both: between two neighbouring chunks both tokenizers
 // have a border, within one they share none. With equal tokenizers every chunk is a token, and A_t = log q - log p.

@@ -4,11 +4,11 @@
 //
 //   opd::thread_team threads(2);
 //   opd::calibration seen(V, D);                                          // once, over prefixes like those to come
-//   seen.add(threads, teacher::hidden{view(h,N,D), view(w,V,D)});         // batch by batch; seen.merge(another worker's)
+//   seen.add(threads, teacher::hidden{view(h,N,D), view(w,V,D)});         // batch by batch; or seen.merge(another's)
 //   const opd::codec c = opd::make_codec(threads, opd::reweighted_svd(threads, view(w,V,D), seen), view(w,V,D), r);
 //
 //   opd::encode(threads, c, view(h,N,D), view(codes,N,r));                // where the teacher runs
-//   const teacher::hidden theirs{view(codes,N,r), c.decoder_view()};      // where the loss is: codes are states, the decoder is a head
+//   const teacher::hidden theirs{view(codes,N,r), c.decoder_view()};      // where the loss is: states and head
 //
 // So every divergence takes them. Bias, soft-cap and temperature are the teacher's as before: `theirs.bias = …`.
 //
@@ -17,11 +17,15 @@
 // Three choices of directions, each of which has all D of them, best first; a codec takes the first r. E is nested in
 // r, and so is G: encoder_view(s), decoder_view(s) are the codec of rank s <= r.
 //
-//   truncated_svd    W = U S Vᵀ:  E = V_rᵀ, G = W V_r. Energies S_i²; those left out add up to |W - G E|² (Frobenius): no G E of rank r has less
-//   importance_svd   the same directions in the order of S_i² E[(v_i·h)²] = E|z's part along v_i|²; energies left out add up to E|W h - G E h|²
-//   reweighted_svd   diag(√p̄) (W - 1 w̄ᵀ) L = U S Vᵀ, C = L Lᵀ, w̄ = Wᵀ p̄:  E = V_rᵀ L⁻¹, G = diag(√p̄)⁻¹ U_r S_r = (W - 1 w̄ᵀ) L V_r. Energies
-//                    S_i²; those left out add up to the variance under p̄ of the logits' error, in the mean over h: none of rank r has less. Half of
-//                    it is the mean KL to second order, were p̄ the probabilities of every row
+//   truncated_svd    W = U S Vᵀ: E = V_rᵀ, G = W V_r. Energies S_i²; those left out add up to |W - G E|² (Frobenius):
+//                    no G E of rank r has less
+//   importance_svd   the same directions in the order of S_i² E[(v_i·h)²] = E|z's part along v_i|²; energies left out
+//                    add up to E|W h - G E h|²
+//   reweighted_svd   diag(√p̄) (W - 1 w̄ᵀ) L = U S Vᵀ, C = L Lᵀ, w̄ = Wᵀ p̄:
+//                    E = V_rᵀ L⁻¹, G = diag(√p̄)⁻¹ U_r S_r = (W - 1 w̄ᵀ) L V_r.
+//                    Energies S_i²; those left out add up to the variance under p̄ of the logits' error, in the mean
+//                    over h: none of rank r has less. Half of it is the mean KL to second order, were p̄ the
+//                    probabilities of every row
 //
 // C = E[h hᵀ] + 1e-6 tr(C)/D I, p̄ the mean probability of a token, at least 1e-8, of sum 1. Any root of C does: L =
 // C^(1/2) Q with Q orthogonal, so the right singular vectors are Qᵀ V, and V_rᵀ Q (C^(1/2) Q)⁻¹ = V_rᵀ C^(-1/2): the

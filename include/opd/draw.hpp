@@ -3,21 +3,25 @@
 // Drawing from rows of logits: which tokens a rollout takes, and which it scores beside them.
 //
 //   opd::draw(be, z, design::gumbel{}, {.seed = s, .sample = samples, .position = positions},
-//             opd::drawn<>{.ids = view(ids, N, 1), .log_mu = view(log_mu, N, 1)}, {.filter = {.temperature = .7f, .top_p = .95f}});
+//             opd::drawn<>{.ids = view(ids, N, 1), .log_mu = view(log_mu, N, 1)},
+//             {.filter = {.temperature = .7f, .top_p = .95f}});
 //
-//   design::greedy     (N,1)  the most probable token
-//   design::gumbel     (N,1)  one token from mu by Gumbel-max: argmax of z/T - log E                       stream rollout, draw 0
-//   design::iid        (N,m)  m tokens with replacement, by inverse CDF, weight 1/m                     stream mc, draw first + j
-//   design::threshold  (N,B)  B ids without replacement: inclusion incl = min(1, κ mu) with Σ incl = B. Ids with incl = 1 are
-//                             taken for certain ("exact", weight mu), the others by systematic sampling with one uniform
-//                             (weight mu/incl = 1/κ). Unbiased, and of least variance among designs of that size when what is
-//                             averaged is bounded by the ratio (Fearnhead & Clifford 2003).        stream tail, draw 0
-//   design::head_tail  (N,h+m) the h most probable ids for certain (weight mu), and m draws with replacement from the rest, whose
-//                             mass is M (weight M/m)                                             stream tail, draws 0 to m-1
-//   design::gumbel_top (N,m)  m ids without replacement, in law those of the m largest log mu + Gumbel noise; kappa the (m+1)-th
-//                             of these: incl = 1 - exp(-mu e^-kappa), weight mu/incl (Kool et al. 2019). Drawn one after the
-//                             other from what is left, with exponential waiting times whose sum is e^-kappa: the same law, and
-//                             no noise for ids that are not drawn                                stream tail, draws 0 to m
+//   design::greedy     (N,1)    the most probable token
+//   design::gumbel     (N,1)    one token from mu by Gumbel-max: argmax of z/T - log E
+//   design::iid        (N,m)    m tokens with replacement, by inverse CDF, weight 1/m
+//   design::threshold  (N,B)    B ids without replacement: inclusion incl = min(1, κ mu) with Σ incl = B. Ids with
+//                               incl = 1 are taken for certain ("exact", weight mu), the others by systematic sampling
+//                               with one uniform (weight mu/incl = 1/κ). Unbiased, and of least variance among designs
+//                               of that size when what is averaged is bounded by the ratio (Fearnhead & Clifford 2003)
+//   design::head_tail  (N,h+m)  the h most probable ids for certain (weight mu), and m draws with replacement from the
+//                               rest, whose mass is M (weight M/m)
+//   design::gumbel_top (N,m)    m ids without replacement, in law those of the m largest log mu + Gumbel noise; kappa
+//                               the (m+1)-th of these: incl = 1 - exp(-mu e^-kappa), weight mu/incl (Kool et al. 2019).
+//                               Drawn one after the other from what is left, with exponential waiting times whose sum
+//                               is e^-kappa: the same law, and no noise for ids that are not drawn
+//
+// Noise: gumbel stream rollout, draw 0; iid stream mc, draws first + j; threshold stream tail, draw 0; head_tail
+// likewise, draws 0 to m - 1; gumbel_top likewise, draws 0 to m.
 //
 // Instead of a view, a source of rows: student::hidden{x, w}, … (hidden.hpp), whose logits are made a block at a
 // time, within `.budget`, with the same bits. T is the filter's; a source with another than 1 and that is refused.

@@ -9,10 +9,12 @@
 //
 // What an estimator declares, and the concept that a backend asks for:
 //
-//   sampled_estimator    takes = cache_kind::samples or cache_kind::weighted, or both by reads(kind); row(sampled_entry*, m, facts, diagnostics&)
-//   support_estimator    takes = cache_kind::support; row(support_entries&, facts, diagnostics&); the student's normaliser is
-//                        over the vocabulary; reads_tail = true: log_q_rest is the teacher's
-//   renormalised_estimator  takes = cache_kind::support; on_support, a divergence: both normalisers are over the support
+//   sampled_estimator    takes = cache_kind::samples or cache_kind::weighted, or both by reads(kind);
+//                        row(sampled_entry*, m, facts, diagnostics&)
+//   support_estimator    takes = cache_kind::support; row(support_entries&, facts, diagnostics&); the student's
+//                        normaliser is over the vocabulary; reads_tail = true: log_q_rest is the teacher's
+//   renormalised_estimator  takes = cache_kind::support; on_support, a divergence: both normalisers are over the
+//                           support
 //
 // Optional in each: validate() and validate_cache(cache), which throw invalid_input; reads_columns(); traits(law)
 // (traits.hpp); infinite_where_teacher_zero(), infinite_where_student_zero() for check::contents and infinite::raise;

@@ -3,9 +3,11 @@
 // Heads: what may stand for the weights W (V,D) in student::hidden and teacher::hidden (hidden.hpp).
 //
 //   view(w,V,D)                                      as it lies in memory, float or bfloat16
-//   lora_head{view(w,V,D), view(b,V,R), view(a,R,D)} W + scale·B A, an update of low rank R (LoRA): never multiplied out
+//   lora_head{view(w,V,D), view(b,V,R), view(a,R,D)} W + scale·B A, an update of low rank R (LoRA): never multiplied
+//                                                    out
 //   amx_head{view(w,V,D)}                            through the processor's matrix tiles (backends/amx.hpp)
-//   a type of your own                               whatever gives rows of W as floats: a quantised head, with or without an update
+//   a type of your own                               whatever gives rows of W as floats: a quantised head, with or
+//                                                    without an update
 //
 // Of an update x (W + scale·B A)ᵀ = [x, u] [W, B]ᵀ with u = scale·x Aᵀ: a head of D + R columns. So it costs R/D more
 // than W alone, and

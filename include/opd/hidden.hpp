@@ -2,10 +2,12 @@
 //
 // Logits kept as what they are made of: hidden states, the very input of the head, and the head.
 //
-//   student::hidden{view(x,N,D), view(w,V,D), view(dx,N,D), view(dw,V,D)}     z = x Wᵀ + b; out dx = dz W, dw = dzᵀ x, db = Σ_r dz
+//   student::hidden{view(x,N,D), view(w,V,D), view(dx,N,D), view(dw,V,D)}     z = x Wᵀ + b; out dx = dz W, dw = dzᵀ x,
+//                                                                             db = Σ_r dz
 //   student::hidden{view(x,N,D), view(w,V,D), view(dx,N,D)}                   the head is not trained
 //   student::hidden{view(x,N,D), view(w,V,D)}                                 value only
-//   teacher::hidden{view(x,N,D), view(w,V,D)}                                 a cache as small as D numbers a row, for every divergence
+//   teacher::hidden{view(x,N,D), view(w,V,D)}                                 a cache as small as D numbers a row, for
+//                                                                             every divergence
 //
 // Each stands where student::logits and teacher::dense do, with the same result: logits are made for a block of rows
 // at a time, in memory of at most `.budget` bytes, and nothing V-sized is kept. Rows that the mask leaves out cost

@@ -5,12 +5,14 @@
 //
 //   opd::id_overlaps o = opd::id_overlap(support, opd::view(top_ids, N, k), opd::view(share, N));
 //
-//   support, others   (N,k) ids as a view, a teacher::support or a teacher::ragged_support, whose ids alone are read; -1: an unused slot
+//   support, others   (N,k) ids as a view, a teacher::support or a teacher::ragged_support, whose ids alone are read;
+//                     -1: an unused slot
 //   share             (N) out; may be left out
 //   o                 rows, those that are bad, and the mean over the rest
 //
-//   opd::drop_repeats(ids)    in place: of an id that stands twice in a row, all but the first become -1. Servers that add the sampled
-//                             token to their best k give it twice, and a support with an id twice is bad
+//   opd::drop_repeats(ids)    in place: of an id that stands twice in a row, all but the first become -1. Servers that
+//                             add the sampled token to their best k give it twice, and a support with an id twice is
+//                             bad
 //
 // A row whose S has no used slot, an id twice or one below -1 is bad: share 0, counted, not in the mean. T may hold
 // anything. Masked rows are left as they are. On the host alone, O(k log k) a row: bring a device's ids over. It

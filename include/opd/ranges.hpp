@@ -8,7 +8,8 @@
 //   unpacked(column, offsets, width)   what was packed, a span a sequence; of rows `width` numbers wide
 //   behind_prompt(rows, fill, column)  a response's column behind the rows of its prompt
 //   kept_rows(mask, n)                 the rows that count
-//   columns(a, b, …)                   rows of several columns side by side: for (auto [id, log_p] : columns(ids, log_p))
+//   columns(a, b, …)                   rows of several columns side by side: for (auto [id, log_p] : columns(ids,
+//                                      log_p))
 //   entries(cache, row)                the used slots of a row of a cache, {slot, id, log_q}
 //   micro_batches(env, n, most)        the parts of a batch of n rows, each with an env of its own
 //

@@ -4,8 +4,9 @@
 // either side of a bin for |log rho| < 2^-7. Sketches of any batches, threads, ranks and devices add up, count by
 // count.
 //
-//   std::vector<opd::index_t> counts(opd::ratio_sketch::bins);                       // added to, so clear it when you like
-//   opd::evaluate(be, student, teacher, estimator, {.measure = {.ratios = opd::view(counts.data(), opd::ratio_sketch::bins)}});
+//   std::vector<opd::index_t> counts(opd::ratio_sketch::bins);                       // added to; clear it as you like
+//   opd::evaluate(be, student, teacher, estimator,
+//                 {.measure = {.ratios = opd::view(counts.data(), opd::ratio_sketch::bins)}});
 //   const double p99 = opd::ratio_sketch::quantile(counts, 0.99);
 //
 // A quantile's log is off by at most 1/16 of itself, or 2^-7; it saturates at e^±128.

@@ -12,7 +12,8 @@
 // all, which holds for every route without one of its own. A cut into micro-batches passes each route's count of the
 // whole batch: then no bit of a gradient depends on the cut.
 //
-//   evaluate_mean(be, student, env, route{t0, e0, w0}, route{t1, e1, w1}, …)     L = Σ_i w_i L_i, every row has them all
+//   evaluate_mean(be, student, env, route{t0, e0, w0}, route{t1, e1, w1}, …)     L = Σ_i w_i L_i, every row has them
+//                                                                                all
 //
 // is the mean of divergences, Σ_i w_i D(p ‖ q_i); the divergence of the mixture is mixture.hpp's. The weights are
 // taken as they are.

@@ -9,7 +9,8 @@
 //
 //   p[v], q[v]      student and teacher probabilities, at their temperatures
 //   delta[v]        (log p - log q)[v] - (log p - log q)[s*], from raw logit differences; s* the student's top token
-//   row             p*, q* and d* = log p* - log q* at s*, and ratio = q*/p*, or 0 in a row that had better not be anchored
+//   row             p*, q* and d* = log p* - log q* at s*, and ratio = q*/p*, or 0 in a row that had better not be
+//                   anchored
 //
 // Differences anchored at s* are what keeps a gradient near p = q right to float precision: log p[v] and log q[v]
 // share the error of their normalisers, delta has none. (1) is unchanged when k·p[v] is added to c for any k, so a

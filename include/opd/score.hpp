@@ -2,7 +2,8 @@
 //
 // Scoring: what a teacher, or a learner of its own rollouts, says of given ids, from one pass over each row of logits.
 //
-//   opd::score(be, y, opd::scores<>{.ids = view(ids, N, m), .log_p = view(log_q, N, m), .log_tail = view(tail, N)}, temperature);
+//   opd::score(be, y, opd::scores<>{.ids = view(ids, N, m), .log_p = view(log_q, N, m), .log_tail = view(tail, N)},
+//              temperature);
 //
 //   log_p[r,j]       log p[r, ids[r,j]]
 //   log_tail[r]      log of the mass outside the row's ids, each counted once: summed, not 1 minus what was listed

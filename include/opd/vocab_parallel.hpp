@@ -5,10 +5,10 @@
 // ids, numbers that do not grow with the vocabulary; the stages between two exchanges are
 // backends/vocab_parallel.hpp's, and how the numbers travel is the caller's.
 //
-//   partials    one stretch of bytes a round, as long on every rank: a head, then an item for each row that is under way. Trivially
-//               copyable: send it with MPI, NCCL, a socket, a pointer
-//   merge       merge_partials(into, from): the sums over the ids of both. Associative and commutative up to rounding; fold in the order of
-//               ranks, and the same bits come out each time
+//   partials    one stretch of bytes a round, as long on every rank: a head, then an item for each row that is under
+//               way. Trivially copyable: send it with MPI, NCCL, a socket, a pointer
+//   merge       merge_partials(into, from): the sums over the ids of both. Associative and commutative up to rounding;
+//               fold in the order of ranks, and the same bits come out each time
 //
 // Every rank must go on from the same bits: they are what it decides by. An all-gather whose parts each rank then
 // merges in the order of ranks gives them; so does a reduction to one rank and a broadcast.

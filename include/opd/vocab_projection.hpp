@@ -6,7 +6,8 @@
 //   p̃[u] = Σ_v W[v,u] p[v],   D(p̃ ‖ q) or any estimator's loss,   p = softmax(z/T)
 //
 //   vocab_projection W{offsets, ids, shares, V'};                         CSR, a row for each student token
-//   auto r = evaluate_projected(be, student::logits{z, dz}, W, view(zp,N,V'), view(dzp,N,V'), teacher, forward_kl{}, env);
+//   auto r = evaluate_projected(be, student::logits{z, dz}, W, view(zp,N,V'), view(dzp,N,V'), teacher,
+//                               forward_kl{}, env);
 //
 // which is project(), z̃ = log p̃ as logits of a student over V' ids, evaluate() on these, and pull_back(), exact:
 //

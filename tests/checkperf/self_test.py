@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""self_test.py <repository> <work folder>: scripts/bench_pairs.py and scripts/checkperf.sh call a slower program slower, and no other.
+"""self_test.py <repository> <work folder>: scripts/bench_pairs.py and scripts/checkperf.sh call a slower program
+slower, and no other.
 
-The programs are fakes: each row's time is the number of operations that the program did, so no load of this machine changes it,
-times a noise that the test chooses."""
+The programs are fakes: each row's time is the number of operations that the program did, so no load of this machine
+changes it, times a noise that the test chooses."""
 import os
 import pathlib
 import shutil

@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# check.sh <clang++> <include> <work folder> [--print]: what a compiler is asked to do for two callers, counted, beside what limits.txt
-# allows. Counts do not depend on the machine's load: lines after the preprocessor, functions and classes instantiated, functions that the
-# optimiser is handed, and bytes of code. More than 15 % above a line of limits.txt fails; --print writes today's figures instead.
+# check.sh <clang++> <include> <work folder> [--print]: what a compiler is asked to do for two callers, counted, beside
+# what limits.txt allows. Counts do not depend on the machine's load: lines after the preprocessor, functions and
+# classes instantiated, functions that the optimiser is handed, and bytes of code. More than 15 % above a line of
+# limits.txt fails; --print writes today's figures instead.
 set -euo pipefail
 compiler=$1 include=$2 work=$3 print=${4-}
 here=$(cd "$(dirname "$0")" && pwd)

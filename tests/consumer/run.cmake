@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# cmake -DMODE=find_package|add_subdirectory|fetch_content -DSOURCE=<opd> -DBUILD=<opd's build tree> -DWORK=<folder> -DCOMPILER=<c++>
+# cmake -DMODE=find_package|add_subdirectory|fetch_content -DSOURCE=<opd> -DBUILD=<opd's build tree> -DWORK=<folder>
+# -DCOMPILER=<c++>
 #       -DGENERATOR=<name> -P run.cmake
-# Installs opd (find_package; there also found by pkg-config), then configures, builds and tests the consumer project from nothing; opd's headers must be
-# system headers there. An installed package that lacks what it needs must say what that is.
+# Installs opd (find_package; there also found by pkg-config), then configures, builds and tests the consumer project
+# from nothing; opd's headers must be system headers there. An installed package that lacks what it needs must say what
+# that is.
 cmake_minimum_required(VERSION 3.25)
 
 function(step)

@@ -6,14 +6,17 @@
 // numbers by hand, cuts, bad numbers, gaps to 1,000 nats. Lightning OPD's theorems 3.5, 3.7, 3.9 and 3.13 by the same
 // enumeration, gradients being those of Σ_t A_t ∇log p(a_t|s_t):
 //
-//   3.5: |∇J_on - ∇J_off| <= G σ_A √chi²            with σ_A² = E[(Σ_t |A_t|)²]. As printed, with |Σ_t A_t|, it fails, by up
-//                                                   to 3.2 times
+//   3.5: |∇J_on - ∇J_off| <= G σ_A √chi²            with σ_A² = E[(Σ_t |A_t|)²]. As printed, with |Σ_t A_t|, it fails,
+//                                                   by up to 3.2 times
 //   3.7: both objectives have the same stationary   where the students include the teacher
 //   points
-//   3.7: every stationary point has the least       not without that, even online: the sum leaves out what a token does to
+//   3.7: every stationary point has the least       not without that, even online: the sum leaves out what a token does
+//                                                   to
 //   KL(p‖q)                                         later ones; `credit` puts it back
-//   3.9: ∇J_off = ∇J_on - Cov(w, f)                 exactly. Remark 3.10, that this covariance opposes drift: not in general
-//   3.13: a wrong teacher puts the online gradient  with σ_Δ² = E[(Σ_t |Δ_t|)²] under the gradient's own policy. As printed,
+//   3.9: ∇J_off = ∇J_on - Cov(w, f)                 exactly. Remark 3.10, that this covariance opposes drift: not in
+//                                                   general
+//   3.13: a wrong teacher puts the online gradient  with σ_Δ² = E[(Σ_t |Δ_t|)²] under the gradient's own policy. As
+//                                                   printed,
 //   off by at most G σ_Δ                            with |Σ_t Δ_t| under pi_ref, it fails
 #include "support/generators.hpp"
 #include "support/property.hpp"

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""megatron_files.py FOLDER VERSION: cached logits as Megatron-LM's savers lay them out, of two data-parallel ranks, without
-torch; an indexed data set and the indices of a GPTDataset; and truth.bin: for each sample its T + 1 tokens and T·K ids as
-int32, and T·K log-probs as float32.
+"""megatron_files.py FOLDER VERSION: cached logits as Megatron-LM's savers lay them out, of two data-parallel ranks,
+without torch; an indexed data set and the indices of a GPTDataset; and truth.bin: for each sample its T + 1 tokens and
+T·K ids as int32, and T·K log-probs as float32.
 """
 import io
 import json
@@ -81,7 +81,8 @@ with open(folder + "/text.idx", "wb") as f:
             np.arange(61).astype("<i8").tobytes())
 order = rng.permutation(60).astype("<i4")
 text = np.concatenate([documents[d] for d in order])
-places = [(d, i) for d in range(60) for i in range(lengths[order[d]])]  # of each token: document in that order, place in it
+# of each token: document in that order, place in it
+places = [(d, i) for d in range(60) for i in range(lengths[order[d]])]
 count = (len(text) - 1) // T
 shuffle = rng.permutation(count).astype("<u4")
 for name, x in (("document", order), ("sample", np.array(places[:count * T + 1:T], "<i4")), ("shuffle", shuffle)):

@@ -5,7 +5,8 @@
 //   it throws opd::error, and every output is as it was; or it returns
 //   inputs, what lies around the views and between their rows, and rows that the mask drops with beta = 1 are untouched
 //   with 1 and with 3 threads it does the same, to the bit
-//   where the numbers are moderate every gradient is finite, and every row of a dense gradient sums to 0 (`row_sum_bound`)
+//   where the numbers are moderate every gradient is finite, and every row of a dense gradient sums to 0
+//   (`row_sum_bound`)
 //
 // Moderate: finite logits and -inf on either side, |logit| up to 1,000, any temperature that is taken, with log-probs
 // of the cache that are those of some teacher. Of sampled losses only those whose ratios stay within e^30 are asked to

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Model directories of transformers: config.json, the index and safetensors files of a small model, each damaged as JSON
-// or as bytes, a safetensors header so that its length fits again. The reader refuses with a failure of kind exit_input,
-// or the model has finite weights, those in bfloat16 are the floats rounded, and it is written and read again bit for bit.
+// Model directories of transformers: config.json, the index and safetensors files of a small model, each damaged as
+// JSON or as bytes, a safetensors header so that its length fits again. The reader refuses with a failure of kind
+// exit_input, or the model has finite weights, those in bfloat16 are the floats rounded, and it is written and read
+// again bit for bit.
 #include <cstring>
 #include <filesystem>
 #include <fstream>

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# tests/fuzz/run.sh <fuzzer> <seconds> [corpus folder]: runs a fuzzer with a fixed seed, over OPD_FUZZ_RUNS inputs at most. Where it
-# finds something, the input that shows it is printed, with the command that runs it again.
+# tests/fuzz/run.sh <fuzzer> <seconds> [corpus folder]: runs a fuzzer with a fixed seed, over OPD_FUZZ_RUNS inputs at
+# most. Where it finds something, the input that shows it is printed, with the command that runs it again.
 set -uo pipefail
 fuzzer=$1 seconds=$2
 shift 2

@@ -2,8 +2,10 @@
 #
 # cmake -DROOT=<repository> -P check.cmake: who may include whom. Prints every violation as `file:line: reason`.
 #
-#     core        include/opd/*.hpp               core, checks/, logits/, rows/, products/, the standard library, intrinsics
-#     opd.hpp, sched.hpp, spec.hpp: the umbrellas core, estimators/, sched/, spec/, backends/ that need the standard library alone
+#     core        include/opd/*.hpp               core, checks/, logits/, rows/, products/, the standard library,
+#                                                 intrinsics
+#     opd.hpp, sched.hpp, spec.hpp: the umbrellas core, estimators/, sched/, spec/, backends/ that need the standard
+#     library alone
 #     ranges.hpp                                  core, range-v3
 #     compressed.hpp                              core, products/, Eigen
 #     estimators/                                 core, estimators/, checks/, rows/, the standard library
@@ -27,8 +29,8 @@
 #     c/                                          the C interface: c/, <stddef.h>, <stdint.h>
 #     tests                                       anything
 #     bench, examples                             anything but doctest and RapidCheck
-#     examples/trainer                            the rooms of its README's table: each itself and those above it, and of
-#                                                 opd/ core and what the row names
+#     examples/trainer                            the rooms of its README's table: each itself and those above it, and
+#                                                 of opd/ core and what the row names
 #
 # A header of more than 600 lines says why at its head.
 cmake_minimum_required(VERSION 3.25)
@@ -228,8 +230,8 @@ foreach(file IN LISTS programs)
     check("${file}" program)
 endforeach()
 
-# The reference trainer's rooms: "| `room/` | files | idea | more than core of opd/ |", in the order of their rows; a row
-# without a room goes on with the one above it. A header among the last column's names is one of a room below.
+# The reference trainer's rooms: "| `room/` | files | idea | more than core of opd/ |", in the order of their rows; a
+# row without a room goes on with the one above it. A header among the last column's names is one of a room below.
 set(page "examples/trainer/README.md")
 if(EXISTS "${ROOT}/${page}")
     file(STRINGS "${ROOT}/${page}" lines REGEX "^(#|\\| room \\||\\|[^|]*\\|[^|]*`[a-z_]+`[^|]*\\|[^|]*\\|[^|]*\\|$)")

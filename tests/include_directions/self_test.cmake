@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# cmake -DCHECK=<check.cmake> -DWORK=<folder> -P self_test.cmake: plants one violation at a time and expects it reported;
-# a tree without one must pass.
+# cmake -DCHECK=<check.cmake> -DWORK=<folder> -P self_test.cmake: plants one violation at a time and expects it
+# reported; a tree without one must pass.
 cmake_minimum_required(VERSION 3.25)
 
 function(expect status_wanted text file include)

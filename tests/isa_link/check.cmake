@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# cmake -DNM=<nm> -DOBJECTS=<list> -P check.cmake: no two objects for different instruction sets may define the same weak
-# function of opd's, or the linker keeps one of them for both. Names of namespace OPD_ISA contain `isa_`. Exceptions are one
-# type for all, whatever the instruction set, so that they can be caught; what makes their text is exempt with them.
+# cmake -DNM=<nm> -DOBJECTS=<list> -P check.cmake: no two objects for different instruction sets may define the same
+# weak function of opd's, or the linker keeps one of them for both. Names of namespace OPD_ISA contain `isa_`.
+# Exceptions are one type for all, whatever the instruction set, so that they can be caught; what makes their text is
+# exempt with them.
 cmake_minimum_required(VERSION 3.25)
 set(shared "")
 set(seen 0)

@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# check.sh <c++> <include> <header's name> [folder of cases]: include/opd/rows/<name>.hpp is compiled by its case, <name>.cpp, which
-# includes that header and fake.hpp alone and has its rows walk through all their phases on a fake engine. A call to something that the
-# header does not include is found only so: in a template the compiler looks it up where the rows are used, and there everything is
-# included. A header without a case fails.
+# check.sh <c++> <include> <header's name> [folder of cases]: include/opd/rows/<name>.hpp is compiled by its case,
+# <name>.cpp, which includes that header and fake.hpp alone and has its rows walk through all their phases on a fake
+# engine. A call to something that the header does not include is found only so: in a template the compiler looks it up
+# where the rows are used, and there everything is included. A header without a case fails.
 set -euo pipefail
 compiler=$1 include=$2 name=$3 cases=${4-$(cd "$(dirname "$0")" && pwd)}
 case=$cases/$name.cpp

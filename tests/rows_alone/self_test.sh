@@ -1,8 +1,9 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# self_test.sh <c++> <include> <work folder>: check.sh passes on a copy of the headers, and fails on the same with a call of a phase to a
-# helper that a header of another floor has, on a header without a case, on a case without a header, on a case that includes more.
+# self_test.sh <c++> <include> <work folder>: check.sh passes on a copy of the headers, and fails on the same with a
+# call of a phase to a helper that a header of another floor has, on a header without a case, on a case without a
+# header, on a case that includes more.
 set -euo pipefail
 compiler=$1 include=$2 work=$3
 here=$(cd "$(dirname "$0")" && pwd)

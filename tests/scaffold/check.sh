@@ -1,9 +1,10 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# check.sh <c++> <repository> <work folder> <kind> <most files> [compiler's flags]: what scripts/new.sh makes of that kind, in a copy of
-# the tree. It touches at most so many files outside tests and docs, and every file that it prints; the program tests/scaffold/<kind>.cpp
-# uses the new thing, called made_up, as a caller would. A name that is taken leaves the tree as it was.
+# check.sh <c++> <repository> <work folder> <kind> <most files> [compiler's flags]: what scripts/new.sh makes of that
+# kind, in a copy of the tree. It touches at most so many files outside tests and docs, and every file that it prints;
+# the program tests/scaffold/<kind>.cpp uses the new thing, called made_up, as a caller would. A name that is taken
+# leaves the tree as it was.
 set -euo pipefail
 compiler=$1 root=$2 work=$3 kind=$4 most=$5
 shift 5

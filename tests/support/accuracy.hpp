@@ -10,12 +10,12 @@
 //                                            average out
 //   gradient   1e-6·max|g|                   KL, total variation
 //              2e-6·max|g|                   JSD with o = w
-//              4e-6·max|g|                   other mixtures: their slope follows e^-d, and float rounds a log-ratio d of up
-//                                            to 64 nats twice, by 2^-19 each
+//              4e-6·max|g|                   other mixtures: their slope follows e^-d, and float rounds a log-ratio d
+//                                            of up to 64 nats twice, by 2^-19 each
 //              (1e-6 + 2^-18 |a-1|)·max|g|   powers e^((a-1) d), for the same reason; their value too, and another
 //                                            3e-6, since it is a sum divided by a(a-1)
-//   Σ dz       8·2^-23·Σ (|c| + p |Σ c|), or the gradient's bound instead of 8·2^-23 where that is larger: float rounds c and
-//              Σ c, and on flat rows most of the two cancels
+//   Σ dz       8·2^-23·Σ (|c| + p |Σ c|), or the gradient's bound instead of 8·2^-23 where that is larger: float rounds
+//              c and Σ c, and on flat rows most of the two cancels
 #pragma once
 
 #include <algorithm>

@@ -3,8 +3,9 @@
 // Exact enumeration of what a sampling design may draw.
 //
 //   for_each_tuple             every m-tuple of ids below V
-//   for_each_offset_interval   every interval of the uniform offset on which threshold(B) draws the same entries: its ends are
-//                              where (u + j)·step meets a cumulative sum, first estimated, then bisected to the last bit
+//   for_each_offset_interval   every interval of the uniform offset on which threshold(B) draws the same entries: its
+//                              ends are where (u + j)·step meets a cumulative sum, first estimated, then bisected to
+//                              the last bit
 #pragma once
 
 #include <algorithm>

@@ -6,7 +6,8 @@
 //
 //   value      (1e-6 + spread·2^-23)·max(1, |value|)       float arithmetic (float, bfloat16, half storage)
 //              1e-12·max(1, |value|)                       double on some side
-//   gradient   (1e-6 + spread·2^-23)·max|g| + 2^-24·scale (double 1e-13)  likewise, plus half a unit of the gradient's own storage
+//   gradient   (1e-6 + spread·2^-23)·max|g| + 2^-24·scale (double 1e-13)  likewise, plus half a unit of the gradient's
+//                                                                         own storage
 //
 // `scale` is what multiplies the row's gradient (weight, reduction, 1/T). rows of vocabulary size are held to the 1e-6
 // alone by backends/cpu_accuracy_test.cpp.

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""report_page.py <opd-train> <work folder>: report.html of a small run in a headless browser (OPD_BROWSER, or a Chromium on the PATH;
-SKIPPED where none is): nothing on the console, no request but the page's, and every heading, table and plot in view and in the
-picture, which stays in the work folder. Then pages with one fault each, which must be refused."""
+"""report_page.py <opd-train> <work folder>: report.html of a small run in a headless browser (OPD_BROWSER, or a
+Chromium on the PATH; SKIPPED where none is): nothing on the console, no request but the page's, and every heading,
+table and plot in view and in the picture, which stays in the work folder. Then pages with one fault each, which must be
+refused."""
 import json
 import os
 import pathlib

@@ -269,7 +269,8 @@ TEST_CASE("drafts change no bit of what is drawn and recorded") {
     std::map<std::array<std::size_t, 3>, trajectories> truths;
     std::int64_t followed = 0, retrieved = 0, gained = 0;
     std::uint32_t seed = 0;
-    //                                  temperature, plan, batch, strategy, oracle, hears hidden, chunk, preempted, resumed, memory, filter
+    //                                  temperature, plan, batch, strategy, oracle, hears hidden, chunk, preempted,
+    //                                  resumed, memory, filter
     for (const auto& f : covering({3, 4, 6, 5, 2, 2, 4, 2, 2, 3, 4}, strength())) {
         sampling o = options(temperatures[f[0]], draw_plans[f[1]]);
         std::tie(o.top_k, o.top_p) = filters[f[10]];

@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# test.sh MPIEXEC OPD-MPI [DEATHS]: the losses of both ways over 1, 2, 3 and 4 ranks are those of one, to 1e-14, and fall; the
-# first is that of its formula. So are they in DEATHS runs (0) in which a rank kills itself, which wants ULFM.
+# test.sh MPIEXEC OPD-MPI [DEATHS]: the losses of both ways over 1, 2, 3 and 4 ranks are those of one, to 1e-14, and
+# fall; the first is that of its formula. So are they in DEATHS runs (0) in which a rank kills itself, which wants ULFM.
 set -euo pipefail
 start=$1 program=$2 deaths=${3-0}
 folder=$(mktemp -d)

@@ -6,7 +6,8 @@
 // weights. The run begins with the warm student and the teacher of the settings' run.start_from.
 //
 //   payload/<sample>/r<attempt>, p<attempt>, s<attempt>    a trajectory, one that was parked, a scored_sequence
-//   weights/<job>, optimizer/<job>                         of what a train call published, sealed (opd/sched/archive.hpp)
+//   weights/<job>, optimizer/<job>                         of what a train call published, sealed
+//                                                          (opd/sched/archive.hpp)
 //
 // A learner that comes anew loads both. Errors: trainer::failure where the settings ask for what runs in one process
 // alone, or start_from does not fit.

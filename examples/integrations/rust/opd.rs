@@ -123,7 +123,8 @@ pub fn divergence(
         env: null(),
     };
     let mut outcome = Outcome { struct_size: std::mem::size_of::<Outcome>(), loss: 0.0 };
-    // SAFETY: the structs are those of opd/c/evaluate.h up to their last member here, and all they point to outlives the call.
+    // SAFETY: the structs are those of opd/c/evaluate.h up to their last member here, and all they point to outlives
+    // the call.
     let status = unsafe { opd_evaluate(&call, &mut outcome) };
     if status != 0 {
         // SAFETY: the library's text is good until this thread's next call.

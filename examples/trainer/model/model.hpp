@@ -5,9 +5,11 @@
 //   x   = embedding[token]                                              (R,D)
 //   per layer
 //       n1  = rmsnorm(x) * norm1                                        (R,D)
-//       qkv = n1 Wqkv^T (+ bqkv)                                        (R,Q+2KV)   Q = heads * head_dim, KV = kv_heads * head_dim
+//       qkv = n1 Wqkv^T (+ bqkv)                                        (R,Q+2KV)   Q = heads * head_dim, KV = kv_heads
+//                                                                                   * head_dim
 //       q, k = rotary(rmsnorm per head(q, k) * q_norm, k_norm)                      or of q and k as they are
-//       att = softmax(q k^T / sqrt(head_dim), causal) v                 (R,Q)       head h reads kv head h / (heads / kv_heads)
+//       att = softmax(q k^T / sqrt(head_dim), causal) v                 (R,Q)       head h reads kv head h / (heads /
+//                                                                                   kv_heads)
 //       x2  = x + att Wo^T (+ bo)                                       (R,D)
 //       n2  = rmsnorm(x2) * norm2                                       (R,D)
 //       gu  = n2 Wgu^T, h = silu(gate) * up                             (R,2F), (R,F)
@@ -49,8 +51,8 @@ inline constexpr index_t query_tile = 12;
 ///
 ///   frequency(i) = base^(-2i / head_dim), then by `how`
 ///       linear    / factor
-///       llama3    / factor where its wavelength, 2 pi / frequency, is above original_length / low; itself where it is below
-///                 original_length / high; between the two (1 - s) / factor + s times itself,
+///       llama3    / factor where its wavelength, 2 pi / frequency, is above original_length / low; itself where it is
+///                 below original_length / high; between the two (1 - s) / factor + s times itself,
 ///                 s = (original_length / wavelength - low) / (high - low)
 ///
 /// Base: Su et al., RoFormer, 2021 (arXiv 2104.09864), section 3.4. llama3: transformers 5.24, modeling_rope_utils.py.

@@ -3,7 +3,8 @@
 // What a server of vLLM's form says of a model of the trainer's: a function of the request, no I/O.
 //
 //   GET  /v1/models, /health
-//   POST /v1/completions          prompt: lists of ids; prompt_logprobs: k. The k best of each position and its own token
+//   POST /v1/completions          prompt: lists of ids; prompt_logprobs: k. The k best of each position and its own
+//                                 token
 //   POST /inference/v1/generate   token_ids; prompt_logprob_start, prompt_logprob_token_ids: those ids' log-probs
 //
 // Log-probs are raw: of the logits at temperature 1, with the bits that the teacher in the trainer's process gives

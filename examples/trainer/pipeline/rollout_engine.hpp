@@ -6,14 +6,16 @@
 // A token is a pure function of (weights, seed, sample, position) and of the tokens before it: lanes, chunks, and what
 // else is running change nothing (model.hpp, sampler.hpp).
 //
-//   install   the running prefixes are kept, their keys and values are rebuilt under the new weights before the next token
-//             is drawn (by chunks, as a prompt is), and every later token carries the new version. So a token's log mu is
-//             that of one set of weights over the whole prefix, and a learner of that version computes the same bits.
-//   drafts    a step may bring several tokens of a sequence: a drafter guesses what comes next, the guesses go through the model
-//             with the last token, and the sampler draws at each of them that the sequence reaches, in the order of positions. What is
-//             drawn and recorded is what steps of one token would (speculation.hpp)
-//   memory    with kv_tokens, keys and values are in pages that sequences take as they grow. Where pages run out, the sequence that has
-//             drawn least gives its own back and waits on its lane; it is read again, from its tokens, when there is room for them
+//   install   the running prefixes are kept, their keys and values are rebuilt under the new weights before the next
+//             token is drawn (by chunks, as a prompt is), and every later token carries the new version. So a token's
+//             log mu is that of one set of weights over the whole prefix, and a learner of that version computes the
+//             same bits.
+//   drafts    a step may bring several tokens of a sequence: a drafter guesses what comes next, the guesses go through
+//             the model with the last token, and the sampler draws at each of them that the sequence reaches, in the
+//             order of positions. What is drawn and recorded is what steps of one token would (speculation.hpp)
+//   memory    with kv_tokens, keys and values are in pages that sequences take as they grow. Where pages run out, the
+//             sequence that has drawn least gives its own back and waits on its lane; it is read again, from its
+//             tokens, when there is room for them
 //   partials  what is running, with everything drawn so far; start() goes on from such a one bit for bit.
 //
 // Source: AsyncOPD section 7 (in-flight weight updates that keep the sampled prefix).

@@ -3,10 +3,11 @@
 // Distillation: rollout workers, teachers and the learner under the library's scheduler, which lets them take turns or
 // overlap, run by one of two drivers.
 //
-//   threads   every worker on a thread of its own. A checkpoint holds the scheduler and the sequences in flight, if there are any, and no
-//             clock; rollout goes on from the responses as far as they were
-//   virtual   one call after the other, at times that follow from --cost-*: the same run wherever it runs. A checkpoint holds
-//             the driver with everything in it, to the half-filled cache of a prompt, and the resumed run is the same run
+//   threads   every worker on a thread of its own. A checkpoint holds the scheduler and the sequences in flight, if
+//             there are any, and no clock; rollout goes on from the responses as far as they were
+//   virtual   one call after the other, at times that follow from --cost-*: the same run wherever it runs. A checkpoint
+//             holds the driver with everything in it, to the half-filled cache of a prompt, and the resumed run is the
+//             same run
 //
 // Under sync nothing is in flight between two steps: a checkpoint holds the weights alone, and a scheduler begins
 // there.

@@ -3,7 +3,8 @@
 // How long a run will take on this machine: from a moment of each kind of work, on copies of its models.
 //
 //   a supervised step, a step of distillation   measured for as many tokens as solutions have
-//   stages                                      steps × seconds of a step + looks and evaluations, at the measured pace of greedy answers
+//   stages                                      steps × seconds of a step + looks and evaluations, at the measured pace
+//                                               of greedy answers
 //
 // The student's warm-up counts with all its steps, though it may end sooner; schedules whose stages overlap count as if
 // they took turns.

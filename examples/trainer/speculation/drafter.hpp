@@ -6,10 +6,10 @@
 // A rollout_engine tells its drafter of everything: a sequence begins on a lane, the target has read and drawn tokens
 // of it, it ends. It asks for drafts of several sequences in one call, so that a drafter with a model can batch.
 //
-//   hear      of every sequence of a step: which tokens were drawn, and, if reads_hidden(), what the target's head reads at the
-//             positions that went through it and count (drafts that were not followed do not). Every position of a sequence is heard of
-//             in ascending order; after new weights all of them again, from 0, as the prefix is read again. No rows, from 0: what
-//             the target had read is gone
+//   hear      of every sequence of a step: which tokens were drawn, and, if reads_hidden(), what the target's head
+//             reads at the positions that went through it and count (drafts that were not followed do not). Every
+//             position of a sequence is heard of in ascending order; after new weights all of them again, from 0, as
+//             the prefix is read again. No rows, from 0: what the target had read is gone
 //   propose   fills a tree a sequence; the deepest node has depth `depth` at most
 //
 // A drafter belongs to one engine and is called by one thread at a time.

@@ -8,7 +8,8 @@
 //          over the K ids that the target finds likeliest, --drafter-top-k
 //   eagle3 KL(q‖p), which has the gradient of the cross-entropy, over seven steps of such a test, of which the j-th,
 //          from 0, counts .8^j; the gradient goes through what a step hands on, and no h is asked for
-//   osd    KL(q‖p) + r smooth_L1(h^ - h) of the rows alone whose token the drafter would not have drafted, with the target's noise
+//   osd    KL(q‖p) + r smooth_L1(h^ - h) of the rows alone whose token the drafter would not have drafted, with the
+//          target's noise
 //   p      the drafter's law, q the target's, at --temperature
 //   h^     of a layer: what it expects of the target, mean over columns. Drafts go on from it, so it had better be near
 //   w      by the row's place in its draft (opd/estimators/draft_weights.hpp), scaled to a mean of 1

@@ -3,9 +3,11 @@
 // A drafter of one layer (or a few) on the target's hidden states, forward and backward by hand. h[t] is what the
 // target's head reads at position t, x[t] the token there:
 //
-//   x0[t]  = [h[t]; embedding[x[t+1]]] E                      (R,2D) (2D,D)     E trained; the embedding is the target's
+//   x0[t]  = [h[t]; embedding[x[t+1]]] E                      (R,2D) (2D,D)     E trained; the embedding is the
+//                                                                               target's
 //   y      = layers(x0), causal                               (R,D)             trained; rotary position t
-//   h^[t+1] = rmsnorm(y[t]) * norm_f                          (R,D)             what it expects of the target; norm_f is the target's
+//   h^[t+1] = rmsnorm(y[t]) * norm_f                          (R,D)             what it expects of the target; norm_f
+//                                                                               is the target's
 //   logits of x[t+2] = h^[t+1] Whead^T                        (R,V)             Whead is the target's
 //
 // Norm, embedding and head are read from the target as it is at the moment, and never changed. To draft further h^[t+1]

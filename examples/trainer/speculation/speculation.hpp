@@ -5,12 +5,13 @@
 //
 //   off      no drafts
 //   one of the drafters (drafters.hpp): the same strategy for every sequence in every step; learned: with trees
-//   auto     retrieval, or a drafter that was trained, if there is one. By how many sequences run and what steps took, an
-//            elastic_switch says whether to draft at all, a drafter_selector which of the two drafts, beg_mab which of some strategies, and
-//            draft_budget how many of the nodes that it allows each sequence gets, none where they cost more than they bring. What a
-//            step costs by its rows, and by asking a drafter, is fitted to the last steps; now and then all nodes are verified, and now and
-//            then no drafter is asked, to know what drafts cost. Where no draft was worth its rows for some steps of such a batch, or the steps
-//            that asked brought a sequence fewer tokens than break even, a while goes by without any
+//   auto     retrieval, or a drafter that was trained, if there is one. By how many sequences run and what steps took,
+//            an elastic_switch says whether to draft at all, a drafter_selector which of the two drafts, beg_mab which
+//            of some strategies, and draft_budget how many of the nodes that it allows each sequence gets, none where
+//            they cost more than they bring. What a step costs by its rows, and by asking a drafter, is fitted to the
+//            last steps; now and then all nodes are verified, and now and then no drafter is asked, to know what drafts
+//            cost. Where no draft was worth its rows for some steps of such a batch, or the steps that asked brought a
+//            sequence fewer tokens than break even, a while goes by without any
 //
 // What is drafted changes no token, no log mu, no version and no draw: the target's own token, drawn with the noise of
 // its sample and position, is what is kept at every position, and drafts only say which positions a step looks at

@@ -2,8 +2,8 @@
 //
 // What became of drafts, and whether they paid.
 //
-//   break-even   tokens that a sequence must get of a step with drafts, so that it gets as many a second as of steps without:
-//                seconds of the step / seconds of one without drafts, of the same sequences
+//   break-even   tokens that a sequence must get of a step with drafts, so that it gets as many a second as of steps
+//                without: seconds of the step / seconds of one without drafts, of the same sequences
 #pragma once
 
 #include <array>

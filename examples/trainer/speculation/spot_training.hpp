@@ -4,13 +4,14 @@
 // while it verifies, and train the drafter in slices while they have nothing to run (opd/sched/stages.hpp, spare()).
 //
 //   recorder   of one engine: hidden states of what runs on its lanes; a response that is finished goes to the buffer
-//   buffer     opd/spec/draft_data_buffer.hpp: what finished since a policy version was first heard of, and since the one before. Of the
-//              present step only the short ones are there; the long ones are the last step's
-//   slice      the gradient of one micro-batch, on the drafter as it is when the slice begins. It is applied (AdamW) when the worker is
-//              next heard of: what others have applied meanwhile stays, and it is whole or, where the slice was stopped, not there
-//   streams    a drafter's version is how many updates made it, beside the policy's. Workers take the newest drafter when they
-//              install weights, or begin to run something: then nothing that it has read is lost. Its age is how many policy versions
-//              it is behind: those since the newest response that it learnt from
+//   buffer     opd/spec/draft_data_buffer.hpp: what finished since a policy version was first heard of, and since the
+//              one before. Of the present step only the short ones are there; the long ones are the last step's
+//   slice      the gradient of one micro-batch, on the drafter as it is when the slice begins. It is applied (AdamW)
+//              when the worker is next heard of: what others have applied meanwhile stays, and it is whole or, where
+//              the slice was stopped, not there
+//   streams    a drafter's version is how many updates made it, beside the policy's. Workers take the newest drafter
+//              when they install weights, or begin to run something: then nothing that it has read is lost. Its age is
+//              how many policy versions it is behind: those since the newest response that it learnt from
 //
 // What a drafter is, and how old, is never a matter of correctness (speculation.hpp). The laws that it learns are those
 // of the head of the policy that the worker has, on recorded states: those of the last step are one policy version old.

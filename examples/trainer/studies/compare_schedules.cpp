@@ -4,18 +4,21 @@
 // two-step-off and asynchronous distillation beside synchronous, from one teacher and one warm student, on the task
 // with long responses (operands to 999, at most 40 steps).
 //
-//   threads   this machine's cores: sync with all of them in every stage; the others with a thread a stage, the learner on one
-//             or on as many as sync has
-//   virtual   eight cores in virtual time, with the stage times of one core of such a machine (--cost-* of opd-train). Sync
-//             takes turns on all eight, in every stage; or, beside it, on seven, the teacher on the eighth. The others split
-//             them. Teacher and learner on n cores take 1/n of the time
-//   fixed     the same with other fixed parts of a decoding step (--cost-step), which on a GPU is the read of the weights: sync
-//             on all eight, and async on the best of six splits with 32 or 96 slots (30 steps, first seed)
+//   threads   this machine's cores: sync with all of them in every stage; the others with a thread a stage, the learner
+//             on one or on as many as sync has
+//   virtual   eight cores in virtual time, with the stage times of one core of such a machine (--cost-* of opd-train).
+//             Sync takes turns on all eight, in every stage; or, beside it, on seven, the teacher on the eighth. The
+//             others split them. Teacher and learner on n cores take 1/n of the time
+//   fixed     the same with other fixed parts of a decoding step (--cost-step), which on a GPU is the read of the
+//             weights: sync on all eight, and async on the best of six splits with 32 or 96 slots (30 steps, first
+//             seed)
 //
 // and, on opd-train's own task,
 //
-//   outstanding   automatic M beside fixed ones in virtual time, where the learner, the teacher or rollout limits (120 steps, first seed)
-//   seeds         sync and async (tau = 4) as opd-train has them, on this machine's cores, to the end: accuracy and throughput by seed
+//   outstanding   automatic M beside fixed ones in virtual time, where the learner, the teacher or rollout limits (120
+//                 steps, first seed)
+//   seeds         sync and async (tau = 4) as opd-train has them, on this machine's cores, to the end: accuracy and
+//                 throughput by seed
 //
 // The first row of each is the sync that uses every core in every stage; speed-ups are over that. Teacher and student
 // are trained once and kept in DIRECTORY/base. Schedules take turns within a seed. Speed-ups are ratios of throughput

@@ -4,8 +4,10 @@
 // [--steps=40]: rollout with drafts beside rollout without, from one teacher, one warm student of 6 layers (`opd-train
 // --preset speculative`) and one drafter trained for it.
 //
-//   preset    whole steps of distillation on this machine, by responses a step: the same final weights (their digest), and what each takes
-//   machine   rollout alone, one thread, by how many sequences run at once: the long tail of a rollout is its first rows
+//   preset    whole steps of distillation on this machine, by responses a step: the same final weights (their digest),
+//             and what each takes
+//   machine   rollout alone, one thread, by how many sequences run at once: the long tail of a rollout is its first
+//             rows
 //   virtual   rollout, and whole steps, with the costs of a GPU (--cost-* of opd-train, `gpu` below)
 // and, if asked for:
 //   drafters  a narrow student of 6 layers: drafters of every loss, each trained for 5 times --steps updates on the
@@ -14,8 +16,8 @@
 //   adaptation   a small student that is distilled from little, with the drafter that it began with and with one that
 //             learns while rollout idles (--adapt-drafter), in virtual time with those costs, 5 times --steps (figures
 //             15 and 16 in form); then how much of the idle time is used, and what that delays
-//   slices    a slice of a drafter's training packed and padded, what a checkpoint holds its worker up for (figure 17 in
-//             form), and what slices in hand hold rollout up for on threads
+//   slices    a slice of a drafter's training packed and padded, what a checkpoint holds its worker up for (figure 17
+//             in form), and what slices in hand hold rollout up for on threads
 //   running, strategies, whole-steps   compare_rollouts.hpp
 //
 // Teacher, student and drafter are trained once and kept in DIRECTORY/base (moving, deep); plots are DIRECTORY/*.svg.

@@ -3,8 +3,9 @@
 // Products of a loss from hidden states through the processor's matrix tiles (AMX, in Intel's Xeons since Sapphire
 // Rapids), which have some fifteen times the multiply-adds a second of float's, in bfloat16.
 //
-//   opd::amx_head head{view(w,V,D)};               throws `unsupported` where processor or system have none; has_amx() asks
-//   teacher::hidden{view(x,N,D), head}             in place of view(w,V,D); a student's as well: then dx and dw are made so too
+//   opd::amx_head head{view(w,V,D)};               throws `unsupported` where processor or system have none (has_amx)
+//   teacher::hidden{view(x,N,D), head}             in place of view(w,V,D); a student's as well: then dx and dw are
+//                                                  made so too
 //
 //   z = x Wᵀ (N,V),   dx = dz W (N,D),   dW = dzᵀ x (V,D)
 //

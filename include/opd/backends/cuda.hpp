@@ -4,8 +4,8 @@
 // backend, plans its memory and fetches results. The translation unit that calls `evaluate` includes cuda.cuh and is
 // compiled by nvcc.
 //
-//   opd::cuda_backend be{.stream = stream, .cublas = handle, .arena = {memory, bytes}};     // the caller owns all three
-//   auto r = opd::evaluate(be, student, teacher, estimator, opd::device_env{…});            // enqueues; returns at once
+//   opd::cuda_backend be{.stream = stream, .cublas = handle, .arena = {memory, bytes}}; // the caller owns all three
+//   auto r = opd::evaluate(be, student, teacher, estimator, opd::device_env{…}); // enqueues; returns at once
 //   …
 //   opd::result host = r.fetch(stream);                                                     // the only call that waits
 //

@@ -7,14 +7,16 @@
 //   while (call.local())              // this rank's part of the next round; false: there is none
 //       all_reduce(call.partials());  // yours: bytes that opd::merge_partials adds up, in the order of ranks
 //   const auto r = call.finish();     // the same on every rank
-//   call.backward();                  // this rank's dz; of hidden states dx's part (sum it over ranks) and the shard's dw and db
+//   call.backward();                  // this rank's dz; of hidden states dx's part (sum it over ranks), its dw and db
 //
-//   student    student::logits{view(z,N,count), view(dz,N,count)} of the shard's columns, or student::hidden with the shard's rows of the
-//              head (and of its bias); dx has this shard's part of Σ over the vocabulary
-//   teacher    teacher::dense or teacher::hidden of the same ids; support, samples, weighted or kept sets with all their
-//              slots, ids of the whole vocabulary, on every rank alike. teacher::lumped{…, common}: `total` is the larger
-//              vocabulary, `common` of the whole; a rank has those of the ids [first, …) that either side has
-//   env        the same on every rank. given_lse is over the whole vocabulary. infinite::raise throws from finish, on every rank
+//   student    student::logits{view(z,N,count), view(dz,N,count)} of the shard's columns, or student::hidden with the
+//              shard's rows of the head (and of its bias); dx has this shard's part of Σ over the vocabulary
+//   teacher    teacher::dense or teacher::hidden of the same ids; support, samples, weighted or kept sets with all
+//              their slots, ids of the whole vocabulary, on every rank alike. teacher::lumped{…, common}: `total` is
+//              the larger vocabulary, `common` of the whole; a rank has those of the ids [first, …) that either side
+//              has
+//   env        the same on every rank. given_lse is over the whole vocabulary. infinite::raise throws from finish, on
+//              every rank
 //
 // What `evaluate` computes is computed, for every divergence of a dense teacher, supports with a tail and renormalised
 // ones, and drawn tokens, with the ids that a filter kept or without. Sums over the ids of a shard are folded where its

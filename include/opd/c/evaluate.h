@@ -227,7 +227,8 @@ OPD_C_API int opd_workspace_bytes(const opd_call* call, uint64_t* bytes);
 
 /* to = to merged with from: what a call over both batches would have counted. */
 OPD_C_API int opd_diagnostics_merge(opd_diagnostics* to, const opd_diagnostics* from);
-/* What was dropped, cut or mended, in one line; at most `size` bytes with the final 0. Returns the length of the whole line. */
+/* What was dropped, cut or mended, in one line; at most `size` bytes with the final 0. Returns the length of the whole
+ * line. */
 OPD_C_API size_t opd_diagnostics_text(const opd_diagnostics* diagnostics, char* text, size_t size);
 
 #ifdef __cplusplus

@@ -2,7 +2,8 @@
 //
 // The checksum of a data set's files, and the fingerprint that tells models apart.
 //
-//   crc32c(bytes)            CRC-32C: polynomial 0x1EDC6F41, reflected, begun with and xored by all ones (RFC 3720, B.4)
+//   crc32c(bytes)            CRC-32C: polynomial 0x1EDC6F41, reflected, begun with and xored by all ones (RFC 3720,
+//                            B.4)
 //   block_checksums          the same of each block of a stream, the last one shorter
 //   fingerprint_of(bytes)    FNV-1a of 128 bits as 32 hexadecimal digits
 //   running_fingerprint      the same of bytes in pieces

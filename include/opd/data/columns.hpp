@@ -87,7 +87,7 @@ constexpr dtype dtype_of() {
 /// The columns and facts of a cache, of the names `prefix` + what they are. The visitor has
 ///
 ///   ids(name, matrix)            ids(name, line, offsets' name)         required
-///   numbers(name, matrix)        numbers(name, vector)    numbers(name, line, offsets' name)      an empty one is left out
+///   numbers(name, matrix)        numbers(name, vector)    numbers(name, line, offsets' name); an empty one is left out
 ///   bounds(name, row_offsets)    fact(name, number)       head(name, matrix), of which the set has one
 template <class Id, class L, class V>
 void visit_columns(teacher::support<Id, L>& c, const std::string& prefix, V&& v) {

@@ -2,7 +2,8 @@
 //
 // What a data set is: a folder of
 //
-//   set.json                   format and version, vocabulary, columns, facts, fingerprints, notes; one line with a checksum
+//   set.json                   format and version, vocabulary, columns, facts, fingerprints, notes; one line with a
+//                              checksum
 //   constants.safetensors      what is the same for all rows, as a head or decoder; only where there is one
 //   shard-000000.safetensors   the columns of some sequences, one after the other
 //   index.jsonl                a line for each shard, written after it; at last one that says that the writer finished.

@@ -2,9 +2,9 @@
 //
 // Reads sets of rollouts that rollout_writer.hpp wrote (docs/data.md).
 //
-//   const opd::data::rollout_set set("set");                              // opened: every file is there, as long as it should be
+//   const opd::data::rollout_set set("set");                              // every file is there, of its length
 //   opd::data::rollout_reader read(set, {.seed = 1, .rank = rank, .ranks = ranks});
-//   while (auto some = read.next(8)) {                                    // eight sequences; none at the end of an epoch
+//   while (auto some = read.next(8)) {                                    // eight sequences; none: the epoch ends
 //       const auto cache = some.cache<teacher::samples<std::int32_t>>();
 //       evaluate(be, student, cache, estimator, env{.offsets = some.row_offsets()});
 //   }

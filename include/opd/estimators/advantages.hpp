@@ -3,17 +3,18 @@
 // What a drawn token is worth: A, a function of its log-probs (and of a column of the cache). Small structs that an
 // estimator of drawn tokens holds; yours as well as these.
 //
-//   advantage::theta             log q - log p, with the current student                    descends KL(p‖q)
-//   advantage::old               log q - log mu, as at rollout time                         KL(p‖q) - KL(p‖mu): rewards drifting from mu
-//   advantage::shaped{shape}     shape(log q - log p)                                       the shape's divergence: shapes.hpp
-//   advantage::extrapolated{λ}   λ (log q - log p_ref) - (log p - log p_ref)                KL to the tilted teacher q^λ p_ref^(1-λ), less log of
-//                                                                                           its normaliser          G-OPD, ExOPD
-//   advantage::contrast{a, b}    a (log q - log p) - b (log q' - log p), log q' in the column log_ref: two teachers     a KL(p‖q) - b KL(p‖q'): RLCSD
-//                                                                                           (arXiv 2606.11709) for a = b = 1
-//   advantage::of_divergence{D}  -slope of D at (p, q), 0 where p = q                       D: any of divergences.hpp, or any Σ term(p, q)
-//   advantage::outside           the cache's column `advantage`                             a task's reward: REINFORCE, GRPO, …
+//   advantage::theta             log q - log p, with the current student         descends KL(p‖q)
+//   advantage::old               log q - log mu, as at rollout time              KL(p‖q) - KL(p‖mu): drifts from mu
+//   advantage::shaped{shape}     shape(log q - log p)                            the shape's divergence: shapes.hpp
+//   advantage::extrapolated{λ}   λ (log q - log p_ref) - (log p - log p_ref)     KL to the law q^λ p_ref^(1-λ), less
+//                                                                                log of its normaliser: G-OPD, ExOPD
+//   advantage::contrast{a, b}    a (log q - log p) - b (log q' - log p)          a KL(p‖q) - b KL(p‖q'), for a = b = 1
+//                                log q' in the column log_ref: two teachers      RLCSD (arXiv 2606.11709)
+//   advantage::of_divergence{D}  -slope of D at (p, q), 0 where p = q            D: any of divergences.hpp, or any
+//                                                                                Σ term(p, q)
+//   advantage::outside           the cache's column `advantage`                  a task's reward: REINFORCE, GRPO, …
 //   advantage::mixed{w_o, w_t}   w_o · the column + w_t (log q - log p)
-//   advantage::reward<k>         -k(q/p), k of k_forms.hpp, as a detached reward            what k_forms.hpp says
+//   advantage::reward<k>         -k(q/p), k of k_forms.hpp, detached             what k_forms.hpp says
 //
 // Optional: value(x), what a draw adds to the divergence, over rho (shapes.hpp); else the loss is the surrogate's.
 // traits(law); reads_columns(); infinite_where_teacher_zero(), infinite_where_student_zero(); validate().

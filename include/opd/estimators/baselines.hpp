@@ -3,12 +3,15 @@
 // What the drawn tokens of a row have in common: b_i is subtracted from A_i in the gradient, never in the value.
 //
 //     none              b = 0
-//     leave_one_out     b_i = mean_{j≠i} rho_j A_j                      i.i.d. samples; no bias                  Kool et al. 2019
-//     self_normalised   b_i = Σ_{j≠i} rho_j A_j / Σ_{j≠i} rho_j         i.i.d. samples; no bias: b_i does not see draw i
-//     minimum_variance  b_i = Σ_{j≠i} g_j A_j / Σ_{j≠i} g_j, g = (rho (1 - p))²     likewise; (1-p)² is |∇log p|² but for the other ids
-//     given             b = the cache's column `baseline`               e.g. the value E_p[A] = -KL(p‖q): vOPD (arXiv 2605.07865)
-//     exact_entries     b = Σ_exact p A / Σ_exact p                     over the entries in the design with certainty; 0 without any
-//     value             b = Σ_exact p A                                 likewise; E_p[A] itself where they are the whole vocabulary
+//     leave_one_out     b_i = mean_{j≠i} rho_j A_j                    i.i.d. samples; no bias (Kool et al. 2019)
+//     self_normalised   b_i = Σ_{j≠i} rho_j A_j / Σ_{j≠i} rho_j       likewise: b_i does not see draw i
+//     minimum_variance  b_i = Σ_{j≠i} g_j A_j / Σ_{j≠i} g_j           likewise; g = (rho (1 - p))², where (1 - p)² is
+//                                                                     |∇log p|² but for the other ids
+//     given             b = the cache's column `baseline`             e.g. E_p[A] = -KL(p‖q): vOPD (arXiv 2605.07865)
+//     exact_entries     b = Σ_exact p A / Σ_exact p                   over the entries in the design with certainty; 0
+//                                                                     without any
+//     value             b = Σ_exact p A                               likewise; E_p[A] itself where they are the whole
+//                                                                     vocabulary
 //
 // No baseline here biases: what it looks at is independent of the draw that it is subtracted from. (One from the same
 // draws does, as the minimum-variance form over all of them: a control in tests/estimators/descent_test.cpp.)

@@ -8,9 +8,11 @@
 //                            loss, and c likewise                             source
 //   bypass<S>                S of r_rollout: S itself, by its name            VeXact eq. 4, verl bypass_mode
 //   recompute<S>             S of r_train                                     VeXact eq. 4
-//   tis<S>{cap, low}         sg(min(max(r_corr, low), cap)) S                 VeXact eq. 6; low > 0: clamped on both sides (slime, NeMo-RL)
+//   tis<S>{cap, low}         sg(min(max(r_corr, low), cap)) S                 VeXact eq. 6; low > 0: clamped on both
+//                                                                             sides (slime, NeMo-RL)
 //   mis<S>{low, high}        sg(r_corr) S where low <= r_corr <= high, else 0 IcePop, masked importance sampling
-//   banded<K, S>{low, high}  S where low <= K(r_corr) <= high, else 0         token rejection (verl token_k1, k2, k3): no weight
+//   banded<K, S>{low, high}  S where low <= K(r_corr) <= high, else 0         token rejection (verl token_k1, k2, k3):
+//                                                                             no weight
 //   within_tv<S>{low, high}  S, but 0 where A > 0 and p - mu > high, or A <= 0 and mu - p > low          DPPO; prime-rl
 //   anchored<S>{tau}         S + tau log² r_rollout, differentiated           prime-rl's kl_tau
 //

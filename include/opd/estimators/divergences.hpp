@@ -15,7 +15,8 @@
 //   total_variation   ½ Σ |p - q|                         ½ sign(p - q), 0 where equal
 //   alpha_divergence  (Σ p^a q^(1-a) - 1)/(a(a-1))        (p/q)^(a-1)/(a-1); a = 0, 1: forward, reverse KL   Amari
 //   chi_squared       Σ p²/q - 1                          2 p/q                         Lightning OPD thm 3.5
-//   acceptance        -log Σ min(p, q)                    -[p < q]/Σ min(p, q), half that where equal     LK (arXiv 2602.23881)
+//   acceptance        -log Σ min(p, q)                    -[p < q]/Σ min(p, q), half that where equal
+//                                                         LK (arXiv 2602.23881)
 //
 // Shapes: logits (N,V) and (N,V); one value a row. Additive constants in the slope are dropped, since (1) of
 // row_program.hpp removes them. Every c is returned relative to the student's top token s* (the reference token), as

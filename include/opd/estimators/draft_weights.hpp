@@ -3,8 +3,8 @@
 // What a row counts in the training of a drafter, by its place in the draft: weights for env.weights. Row j of a
 // draft matters only if the rows before it are accepted, and carries what comes after it:
 //
-//   decaying{gamma}          w_j = e^(-j/gamma), j = 0, 1, …                                       DFlash (arXiv 2602.06036)
-//   accepted_length{s}       w_j = Σ_{m≥j} Π_{i≤m} a~_i,  a~ = (1-s) a + s                           D-PACE (arXiv 2605.18810, eq. 7, 8)
+//   decaying{gamma}          w_j = e^(-j/gamma), j = 0, 1, …                   DFlash (arXiv 2602.06036)
+//   accepted_length{s}       w_j = Σ_{m≥j} Π_{i≤m} a~_i,  a~ = (1-s) a + s      D-PACE (arXiv 2605.18810, eq. 7, 8)
 //
 // a_i = e^(-loss_i): with the losses of `acceptance` the probability that row i is accepted, as of those of
 // cross-entropy against the target's token it is the drafter's confidence in it, which is what D-PACE takes. w_j is

@@ -4,14 +4,17 @@
 // out the few tokens that carry it. δ = log p - log mu, rho = e^δ.
 //
 //   eligible     kept by the mask, and pushed on by its gradient: A > 0 and rho > 1, or A < 0 and rho < 1
-//   drop         while the mean of δ² over the eligible tokens that are left exceeds tau, the largest go; equal ones together; all may
-//                go. They add nothing, the others are unclipped (unclipped_is), the denominator stays that of all tokens
+//   drop         while the mean of δ² over the eligible tokens that are left exceeds tau, the largest go; equal ones
+//                together; all may go. They add nothing, the others are unclipped (unclipped_is), the denominator stays
+//                that of all tokens
 //
 // Two variants of published codes, each under its own name:
 //
-//   m2po::clip   eligible tokens clipped at a level t instead, Σ min(δ², t²) = tau·n: the exact water level; Infini-AI-Lab/M2PO takes the
-//                largest observed value below it. Then ppo_clip with low = 1 - e^-t, high = e^t - 1, which `clip()` returns
-//   m2po::all    every token, whatever its advantage, with δ = log p_prox - log mu, until the mean is below tau; one is kept. AReaL
+//   m2po::clip   eligible tokens clipped at a level t instead, Σ min(δ², t²) = tau·n: the exact water level;
+//                Infini-AI-Lab/M2PO takes the largest observed value below it. Then ppo_clip with low = 1 - e^-t, high
+//                = e^t - 1, which `clip()` returns
+//   m2po::all    every token, whatever its advantage, with δ = log p_prox - log mu, until the mean is below tau; one is
+//                kept. AReaL
 //
 // Four calls: token_logp over each micro-batch; add; merge over ranks and freeze, which returns the selection; its
 // keep() fills env.frozen.keep of each micro-batch. Selection is over all that was added, sorted, so that cutting the

@@ -4,7 +4,7 @@
 // rollout reported, and what that does to the loss. mu: rollout's policy; p_old: the trainer's at the same weights; p:
 // the student now.
 //
-//   delta_t = log p_old - log mu       its mean, mean and max of |delta|, quantiles, argmax flips      VeXact eq. 1, table 1
+//   delta_t = log p_old - log mu       its mean, mean and max of |delta|, quantiles, argmax flips (eq. 1, table 1)
 //   K1, K2, K3 of r_corr = e^delta and of r_train = p/p_old, apart                                     VeXact figure 4
 //   C(r) = -(r - 1) A                  of r_train and of r_rollout = p/mu, by sign of A                VeXact eq. 5
 //   parts of delta                     filters, precision, routing, where the caller has the columns:

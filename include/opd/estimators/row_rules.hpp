@@ -3,10 +3,11 @@
 // Rules of 2026 for which tokens count how much, as weights that a call takes, and coefficients that move with the
 // version. Selectors that a call works out itself, TIP, EOPD, prefixes and TCOD among them, are selectors.hpp's.
 //
-//   fill_iw_opd(a, offsets, gamma, w)          env.weights (N): w_t = 1 + gamma (1 - Σ_{s<t} |a_s| / Σ_s |a_s|) within a sequence
-//                                              IW-OPD (arXiv 2606.22600, algorithm 1), a = log q - log p of the drawn token
-//   fill_ida(log_p, log_q, H, least, w)        env.frozen.weight (N,m): 1 where the token's update raises the entropy of p, else
-//                                              max(least, e^-|log q - log p|)         IDA-OPD (arXiv 2608.29846)
+//   fill_iw_opd(a, offsets, gamma, w)          env.weights (N): w_t = 1 + gamma (1 - Σ_{s<t} |a_s| / Σ_s |a_s|) within
+//                                              a sequence, a = log q - log p of the drawn token: IW-OPD
+//                                              (arXiv 2606.22600, algorithm 1)
+//   fill_ida(log_p, log_q, H, least, w)        env.frozen.weight (N,m): 1 where the token's update raises the entropy
+//                                              of p, else max(least, e^-|log q - log p|): IDA-OPD (arXiv 2608.29846)
 //   ramp{from, to, begin, end}.at(version)     from up to version `begin`, to from `end` on, a line between
 //
 // fill_ida: an update along A ∇log p(a) changes H by -A (p(a) (log p(a) + H) - Σ p² (log p + H)) to first order; the

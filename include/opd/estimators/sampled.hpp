@@ -13,7 +13,7 @@
 //   mc{D, surrogate, baseline}   D: a divergence, a shape or an advantage; reverse_kl if left out
 //     on teacher::samples        m i.i.d. draws, w = 1/m                                  AsyncOPD eq. 15
 //     on teacher::weighted       any design that states its weights                       threshold(B) of draw.hpp
-//   sampled_forward_kl           c = -w q/mu, loss Σ w (q/mu) log(q/p)                    RS-KD (arXiv 2503.16870); y ~ q: c = -1/m
+//   sampled_forward_kl           c = -w q/mu, loss Σ w (q/mu) log(q/p)   RS-KD (arXiv 2503.16870); y ~ q: c = -1/m
 //
 // Surrogate c_s: surrogates.hpp. Baseline b: baselines.hpp. Weighting: w as drawn, or self-normalised,
 // w_i / Σ_j w_j rho_j, which is consistent and not unbiased.

@@ -6,17 +6,19 @@
 //
 //   selected{reverse_kl{}, selector::tip{.entropy = 2, .gap = 0.5}}
 //
-//   selector::tip      rows with H(p) ≥ entropy, or with less and L_r ≥ gap                             TIP (arXiv 2604.14084)
-//   selector::prefix   the first `depth` kept rows of each sequence; depth k0 + floor(step / every)        Prefix-OPD (2602.15260), TCOD
+//   selector::tip      rows with H(p) ≥ entropy, or with less and L_r ≥ gap                   TIP (arXiv 2604.14084)
+//   selector::prefix   the first `depth` kept rows of each sequence; depth k0 + floor(step / every)
+//                      Prefix-OPD (2602.15260), TCOD
 //   selector::agreed   rows whose overlap Σ min(p, q) is at least `least`: beyond, the teacher speaks of another answer
 //   selector::band     drawn tokens: rows with |log(p/mu)| ≤ `most`, for what the student has left behind
-//   selector::eopd     a mixture by teacher entropy: KL(p‖q) + b KL(q‖p) where H(q) > tau               EOPD (arXiv 2603.07079)
+//   selector::eopd     a mixture by teacher entropy: KL(p‖q) + b KL(q‖p) where H(q) > tau     EOPD (arXiv 2603.07079)
 //     as eopd(tau, b): selected{weighted_sum{reverse_kl{}, forward_kl{}}, selector::eopd{tau, b}}
 //
 // A selector of your own is a struct with
 //
 //   static constexpr unsigned reads()                    what it needs of row_facts.hpp
-//   double operator()(const row_facts&) const            the row's weight: any finite number; 0: no gradient, and no pass for it
+//   double operator()(const row_facts&) const            the row's weight: any finite number; 0: no gradient, and no
+//                                                        pass for it
 //   sum_weights mix(const row_facts&) const              optional: a and b of a weighted_sum, before its value is known
 //
 // with OPD_HD to run on the device. The caller keeps the normaliser: a batch of which half is kept has half the loss;

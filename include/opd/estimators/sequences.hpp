@@ -2,14 +2,17 @@
 //
 // Passes over sequences: what a token's surrogate or advantage takes from the others of its answer.
 //
-//   gspo_fit          s = exp(mean_t log rho_t) of each sequence, and its mean advantage, over any cut into micro-batches and ranks:
-//                     add, merge, then log_ratios and mean_advantages fill env.frozen for the surrogate `gspo`   GSPO (Zheng et al. 2025)
+//   gspo_fit          s = exp(mean_t log rho_t) of each sequence, and its mean advantage, over any cut into
+//                     micro-batches and ranks: add, merge, then log_ratios and mean_advantages fill env.frozen for the
+//                     surrogate `gspo` (GSPO, Zheng et al. 2025)
 //   credit            A_t ← Σ_l (γλ)^l A_{t+l} within a sequence: return-to-go of the token advantages
-//   group_relative    (R - mean of its group) / (std + ε): GRPO's advantage of an answer, for the cache's column `advantage`
-//   prefix_staleness  log Π p/mu of the tokens before each row: how far the visited prefixes are from the student's own, which no
-//                     estimator of a row corrects, dense ones included; with the effective sample size of that ratio
-//   whitening_fit     (A - mean) / (std + ε) over the whole batch, of an advantage from outside; the teacher's term is whitened only if
-//                     it is handed over
+//   group_relative    (R - mean of its group) / (std + ε): GRPO's advantage of an answer, for the cache's column
+//                     `advantage`
+//   prefix_staleness  log Π p/mu of the tokens before each row: how far the visited prefixes are from the student's
+//                     own, which no estimator of a row corrects, dense ones included; with the effective sample size of
+//                     that ratio
+//   whitening_fit     (A - mean) / (std + ε) over the whole batch, of an advantage from outside; the teacher's term is
+//                     whitened only if it is handed over
 //
 // Numbers are double and on the host. Cutting a batch changes their results by rounding only.
 #pragma once

@@ -7,9 +7,10 @@
 //
 //   shape          A(x)                            the divergence it descends
 //   log_ratio      x                               KL(p‖q)
-//   clipped{a}     x within ±a                     KL(p‖q) that grows linearly in r beyond e^±a            Lightning OPD, REOPOLD
+//   clipped{a}     x within ±a                     KL(p‖q), linear in r beyond e^±a                Lightning, REOPOLD
 //   mixed{α}       log(α q/p + 1 - α), 0 < α < 1   KL(p‖q) - KL(m‖q)/(1-α), m = α q + (1-α) p              TROPD, TOP-D
-//   box_cox{α}     ((q/p)^α - 1)/α                 (Σ p^(1-α) q^α - 1)/(α(α-1)); α → 0: KL(p‖q), α = 1: KL(q‖p)   PowerOPD
+//   box_cox{α}     ((q/p)^α - 1)/α                 (Σ p^(1-α) q^α - 1)/(α(α-1)); α → 0: KL(p‖q),          PowerOPD
+//                                                  α = 1: KL(q‖p)
 //   sign           ½ sign(q - p)                   ½ Σ |p - q|                                             TV-OPD
 //   scaled{s}      s x, s > 0                      s KL(p‖q)
 //   band{a}        x where |x| ≤ a, else 0         none: it falls at ±a, so no f has it; needs accept_bias

@@ -7,13 +7,16 @@
 //                    loss                                          c
 //   unclipped_is     -rho A                                        -rho A
 //   score_function   -A log p                                      -A
-//   truncated_is     -sg(min(rho, cap)) A log p                    -min(rho, cap) A              CISPO with a raw bound (TRL, Liger)
-//   cispo            -sg(clip(rho)) A log p                        -clip(rho) A                  CISPO with bounds 1-low, 1+high (verl)
-//   ppo_clip         -min(rho A, clip(rho) A)                      0 where clipped, else -rho A  PPO (Schulman et al. 2017)
+//   truncated_is     -sg(min(rho, cap)) A log p                    -min(rho, cap) A              CISPO (TRL), raw bound
+//   cispo            -sg(clip(rho)) A log p                        -clip(rho) A                  CISPO (verl)
+//   ppo_clip         -min(rho A, clip(rho) A)                      0 where clipped, else -rho A  Schulman et al. 2017
 //     dual d > 0     where A < 0: -max(that min, d A)              0 where rho > d, too          Ye et al. 2020
-//   decoupled_ppo    -sg(w) min(u A, clip(u) A)                    0 where clipped, else -w u A  u = p/p_prox, w = p_prox/mu; AReaL; TIS: .cap
-//   a3po             the same, log p_prox = log mu / s + (1 - 1/s) log p, s: the token's staleness, at least 1       A-3PO
-//   gspo             -min(s A, clip(s) A)                          0 where clipped, else -s A    s = exp(sequence_log_ratio); GSPO
+//   decoupled_ppo    -sg(w) min(u A, clip(u) A)                    0 where clipped, else -w u A  AReaL; TIS: .cap
+//                    u = p/p_prox, w = p_prox/mu
+//   a3po             the same, log p_prox = log mu / s + (1 - 1/s) log p                         A-3PO
+//                    s: the token's staleness, at least 1
+//   gspo             -min(s A, clip(s) A)                          0 where clipped, else -s A    GSPO
+//                    s = exp(sequence_log_ratio)
 //   estr{τ, ε, S}    S where δ²/(H_mu + ε) ≤ τ, else 0             likewise; δ = log p - log mu
 //   differentiated<k, ratio>   k(q/p), times sg(rho) if `ratio`    its slope: k_forms.hpp; it has no advantage
 //

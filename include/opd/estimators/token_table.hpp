@@ -3,7 +3,8 @@
 // What passes over a whole batch have in common: drawn tokens as their estimator will see them, from a cache and a
 // table of log p (token_logp, in double), on the host.
 //
-//   for_each_token(log_p, cache, mask, visit)            visit(row, slot, sampled_entry) for the used tokens of kept rows
+//   for_each_token(log_p, cache, mask, visit)            visit(row, slot, sampled_entry) for the used tokens of kept
+//                                                        rows
 //   advantages(log_p, cache, mask, out, advantage)       A of each token; 0 elsewhere
 //
 // The table is token_logp's of the cache itself: token_logp(backend, z, cache, log_p). On kept sets log p is then

@@ -4,8 +4,9 @@
 // rows that read no other logit: on a renormalised support (renormalised_rows.hpp) and on kept sets
 // (kept_set_rows.hpp). With k ids a row:
 //
-//   make             z[j] = x·w[id_j] (+ b), then the soft-cap; the bits of a product over the vocabulary       N k D multiply-adds
-//   drain_gathered   dx = beta dx + Σ_j g[j] w[id_j],  dw[id_j] += g[j] x,  db[id_j] += g[j]                     2 N k D
+//   make             z[j] = x·w[id_j] (+ b), then the soft-cap; the bits of a product over the vocabulary
+//                    N k D multiply-adds
+//   drain_gathered   dx = beta dx + Σ_j g[j] w[id_j],  dw[id_j] += g[j] x,  db[id_j] += g[j]   2 N k D
 //
 // A block keeps k numbers a row, the gradient g; nothing is as long as the vocabulary but what the caller owns. The
 // ids' rows of the head are read one by one: at many ids a row, or rows that ask for the same ids, a product over the

@@ -3,10 +3,10 @@
 // Logits that are made here from hidden states (hidden.hpp), on the CPU, and how their gradient goes back: for a
 // block of rows, and all of the vocabulary or a tile of it. cpu/batch.hpp runs the rows in between.
 //
-//   fill    z = x Wᵀ (+ b), then the soft-cap, of the rows that are asked for. The bias comes last: a chain that began with a large one would
-//           round each of its additions at that size
-//   drain   dx += dz W, dw += dzᵀ x, db += Σ_r dz, of rows that have a gradient. A bad row has none: its hidden states are not looked at
-//           again, else NaN times 0 would reach the head
+//   fill    z = x Wᵀ (+ b), then the soft-cap, of the rows that are asked for. The bias comes last: a chain that began
+//           with a large one would round each of its additions at that size
+//   drain   dx += dz W, dw += dzᵀ x, db += Σ_r dz, of rows that have a gradient. A bad row has none: its hidden states
+//           are not looked at again, else NaN times 0 would reach the head
 //
 // A head with an update (head.hpp) is [W, B] of D + R columns beside states [x, u], u = scale·x Aᵀ; what reaches u
 // goes on: t = scale·dz B, dx += t A, dA += tᵀ x.

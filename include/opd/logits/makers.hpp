@@ -4,8 +4,8 @@
 // hand.
 //
 //   move_to(begin, end)     the block: rows [begin, end)
-//   begin_back(beta, mask)  dx = beta dx of rows that are not another call's; before the first block also the head's gradients, by
-//                           beta_head
+//   begin_back(beta, mask)  dx = beta dx of rows that are not another call's; before the first block also the head's
+//                           gradients, by beta_head
 //   ready(wanted, back)     which of the block's rows are meant from here on; `back`: their gradient goes back too
 //   make(first, count)      logits of ids [first, first + count); those of the last call are gone
 //   back(first, count)      the gradient of these ids goes back to states and head

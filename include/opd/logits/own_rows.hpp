@@ -3,7 +3,8 @@
 // Made sources that fill their rows themselves, whole ones, from other sources: mixtures of teachers (mixture.hpp),
 // teachers in the order of the student's ids (uld.hpp). Such a source has, beside what made_source asks (source.hpp),
 //
-//   block<Source>                        memory of a block: constructed from (source, rows, std::byte* or null); .bytes, .logits
+//   block<Source>                        memory of a block: constructed from (source, rows, std::byte* or null);
+//                                        .bytes, .logits
 //   ready(block, rows, begin, team, workers)      before `fill`, as ready_states of hidden states
 //   fill_rows(block, rows, begin, team, workers)  row r's logits to block.logits + (r - begin) vocab()
 //   bytes_of_worker(rows)                scratch of a thread

@@ -2,7 +2,8 @@
 //
 // The three products of a loss from hidden states, for a list of rows r and a head W (V,D):
 //
-//   head_logits     z[r, v]  = Σ_d x[r, d] W[v, d]              states lie across the lanes, a head's row is read as it lies, once
+//   head_logits     z[r, v]  = Σ_d x[r, d] W[v, d]              states lie across the lanes, a head's row is read as it
+//                                                               lies, once
 //   head_to_states  dx[r, d] = Σ_v g[r, v] W[v, d]               columns of D across the lanes
 //   states_to_head  dW[v, d] += Σ_r g[r, v] x[r, d]              columns of D across the lanes
 //

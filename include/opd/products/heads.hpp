@@ -3,7 +3,8 @@
 // A head as the products read it (head_products.hpp): pieces of its rows as floats. Columns come in parts that lie
 // side by side:
 //
-//   in_place                                    whether rows are floats in memory, at(id, d) and `stride` from row to row
+//   in_place                                    whether rows are floats in memory, at(id, d) and `stride` from row to
+//                                               row
 //   width                                       columns
 //   copy(first, ids, d, depth, to, to_stride)   W[first + i, d + j]
 //   fetch(id, d, count)                         has W[id, d … d + count) come

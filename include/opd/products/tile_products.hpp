@@ -8,9 +8,10 @@
 //
 // What is left out of x y is below 2^-22 of it, the size of float's own roundings, so all products are those of floats.
 //
-//   tile_logits      z[r, v]                   ids down, rows across     head: as it lies, or its parts; states: in pairs of columns
-//   tile_to_states   dx[r, d], sums of         rows down, columns across dz: parts;                      head: in pairs of ids
-//   tile_to_head     dW[v, d] +=               ids down, columns across  dz: parts, turned;              states: in pairs of rows
+//   tile_logits      z[r, v]               ids down, rows across      head: as it lies, or its parts
+//                                                                     states: in pairs of columns
+//   tile_to_states   dx[r, d], sums of     rows down, columns across  dz: parts; head: in pairs of ids
+//   tile_to_head     dW[v, d] +=           ids down, columns across   dz: parts, turned; states: in pairs of rows
 //
 // Work is cut into blocks of 32 x 32 outputs, and sums go in steps of 32: columns, ids from `begin` on, rows of the
 // batch (tile_rows). No bit depends on anything else.

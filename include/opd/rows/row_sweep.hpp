@@ -7,8 +7,8 @@
 // Two things can go wrong with a raw sum in float, and both are seen here, for every backend alike:
 //
 //   reach          the largest -k delta of an entry that counts, relative to the anchor of the end: float carries e^80
-//   lost digits    an anchor moved so far that the sums from before mean nothing: by 200 nats of log-ratio, where float's delta has
-//                  no digits left, or so that terms that were too small to be felt grew e^10 times
+//   lost digits    an anchor moved so far that the sums from before mean nothing: by 200 nats of log-ratio, where
+//                  float's delta has no digits left, or so that terms that were too small to be felt grew e^10 times
 #pragma once
 
 #include "opd/config.hpp"

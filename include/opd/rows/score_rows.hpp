@@ -2,7 +2,9 @@
 //
 // Rows that are scored: log p of given ids, the best ids, the mass outside either.
 //
-//   sweep · masses of leaves · [best ids] · for a tail: of each leaf, what it holds without the listed ids · gather     1 read
+//   sweep · masses of leaves · [best ids] · for a tail: of each leaf, what it holds without the listed ids · gather
+//
+// The logits are read once.
 #pragma once
 
 #include <cmath>

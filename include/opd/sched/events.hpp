@@ -10,17 +10,19 @@
 //   start{t, version}      roll t.sample out       rolled_out{t, versions}, rollout_failed{t}
 //   abort{t}               let go of it            aborted{t} (or one of the above)
 //   park{t}                stop it, keep what it has drawn            parked{t, versions} (or one of the above)
-//   score{job, worker, tickets}                    scored{job, worker, tickets; none named: all}, score_failed{job, worker}
-//   train{job, from, tickets by sample}            learned{job}: the weights of version + 1 are published under the job's name;
-//                                                  learn_failed{job}. No tickets: nothing to learn from, the weights of `from`
-//                                                  are those of version + 1 too
-//   sync{worker, weights}  install these weights   synced{worker, job, elasticity}. Worker -1: every rollout worker that is up. A
-//                                                  worker never goes back to weights of a lower job
+//   score{job, worker, tickets}                    scored{job, worker, tickets; none named: all},
+//                                                  score_failed{job, worker}
+//   train{job, from, tickets by sample}            learned{job}: the weights of version + 1 are published under the
+//                                                  job's name; learn_failed{job}. No tickets: nothing to learn from,
+//                                                  the weights of `from` are those of version + 1 too
+//   sync{worker, weights}  install these weights   synced{worker, job, elasticity}. Worker -1: every rollout worker
+//                                                  that is up. A worker never goes back to weights of a lower job
 //   lost{stage, worker}    it missed a deadline    worker_up of its next life, when it is back
 //   step{version, consumed}    for information: these were consumed, the version is now this, the gate is open again
 //   fail{ticket, why}          for information: this sequence was given up
 //   (of its own accord, or before the answer to score or train)      payload_lost{tickets}: they are drawn again
-//   finished                   nothing is outstanding and nothing will come; scheduler.failed() says whether a stage is why
+//   finished                   nothing is outstanding and nothing will come; scheduler.failed() says whether a stage is
+//                              why
 //
 // Every message of a worker, and every action for one, says of which of its lives (incarnations) it is; tickets say
 // it themselves. A higher one than the present implies the end of the present life; what a life that is over had to

@@ -5,12 +5,14 @@
 //
 // The rule: when the learner asks, a batch should lie ready and little more. At each step, before its permits return,
 //
-//   x  = 2.1·B + U - B·held/T - l                         U: upstream, that is waiting, in rollout, queued or being scored
+//   x  = 2.1·B + U - B·held/T - l                         U: upstream, that is waiting, in rollout, queued or being
+//                                                         scored
 //   x  = max(x, 2·B·starved/T)                            where starved/T > 1/50
 //   l += x/2 where x > 0, else x/4
 //   f  = 1 - (1 - idle/T)·full
 //   t += f > 1/1000 ? B·f : (B/20 - queue)/4              queue: the teacher's at its shortest since the last step
-//   r += B·(unused + e)/2                                 e: the elasticity of rollout (rollout_cost.hpp); not told: r = l
+//   r += B·(unused + e)/2                                 e: the elasticity of rollout (rollout_cost.hpp); not told: r
+//                                                         = l
 //   M  = min(l, t, r), within [B, (tau + 1)·B], in whole groups
 //   l, t, r: at least B, at most M + B/2, so that those that do not limit stay near
 //

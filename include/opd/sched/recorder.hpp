@@ -3,12 +3,14 @@
 // The connection between a driver and the meters: an observer for thread_driver::observe() and virtual_driver that
 // fills a run_metrics and, if there is one, a trace.
 //
-//   stages    busy intervals of all workers; they come and go as the driver says, so none is present from the start. Spare work
-//             is not among them: its seconds are counted apart, and are spans of their own in the trace
+//   stages    busy intervals of all workers; they come and go as the driver says, so none is present from the start.
+//             Spare work is not among them: its seconds are counted apart, and are spans of their own in the trace
 //   tokens    what each step consumed; `prompt_tokens`, if given, says how long a sample's prompt is
 //   lags      of what each step consumed; from the scheduler's version at the first event, so also of a resumed run
-//   transfers what each rollout worker needs from being told to install weights to having them; how long admission is closed
-//   depths    sequences in rollout; queued for or with the teacher; scored. The time that a policy holds the learner back
+//   transfers what each rollout worker needs from being told to install weights to having them; how long admission is
+//             closed
+//   depths    sequences in rollout; queued for or with the teacher; scored. The time that a policy holds the learner
+//             back
 //   tallies   differences of the scheduler's counters
 //   trace     busy intervals, the closed gate, holds, lost workers and, if wanted, the life of each sequence
 //

@@ -24,8 +24,8 @@
 //     failed(const action&)                            this sequence was given up
 //     took(const event&, double now, const actions&)   the scheduler has taken an event
 //     said(stage, worker, const std::string&)          what a stage threw, why a worker was refused
-//     up, down, begin, end, event, drawn               of an observer (observer.hpp). A worker is busy while it was asked
-//                                                      for something, for all that is known here
+//     up, down, begin, end, event, drawn               of an observer (observer.hpp). A worker is busy while it was
+//                                                      asked for something, for all that is known here
 //
 // The scheduler's process may die at any time: make a driver from the last snapshot saved, with a higher epoch. Nothing
 // is sent before that snapshot is written, and publications are needed as long as it names them, so the learner is told

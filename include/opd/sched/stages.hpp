@@ -5,40 +5,42 @@
 // a retry.
 //
 //   rollout   using rolled_type = …;
-//             void start(const ticket&, std::shared_ptr<const rolled_type> prefix)     null: from the prompt
-//             void abort(const ticket&)                        forget it; its lane is free
-//             void install(const weights&)                     take exactly these weights; running prefixes are kept
-//             void step(std::vector<finished_rollout<rolled_type>>& out, std::stop_token)
-//                                                              one quantum for all that is running; appends what is finished,
-//                                                              and, marked as parked, what it gives back as it stands: that
-//                                                              goes on later, maybe elsewhere, through start(); and what
-//                                                              failed, alone, with the reason. May return a record of what
-//                                                              it did (rows decoded, drafted, verified), from which its cost
-//                                                              in virtual time follows (timed_stages.hpp)
-//             void took(double seconds)                        optional: how long that quantum was, before anything else is
-//                                                              asked of it; in virtual time what it costs there
-//             double elasticity()                              optional: of its pace in how many run, since it was asked last
-//                                                              (rollout_cost.hpp): keeps automatic M from more than rollout gains by
-//             running()                                        how many run
-//             finished_rollout<rolled_type> park(const ticket&)  optional: stop it, its lane is free, and say what it has drawn
-//                                                              (no token yet: no sequence); without it nobody may ask
-//             std::int64_t drawn(const ticket&) const          optional: tokens of its response so far, its prefix included,
-//                                                              asked of what is about to be aborted
-//             std::optional<T> spare(std::stop_token)          optional: a short quantum of other work, such as training a
-//                                                              drafter, while it has its weights and the scheduler nothing
-//                                                              for it to run; empty: there is nothing to do until it has run
-//                                                              something again, or has other weights. The token is triggered
-//                                                              when it is wanted. T: a record of what it did
-//             void export_partials(std::vector<partial_rollout<rolled_type>>& out)    optional: prefixes of what is running;
-//                                                              without it start() never gets one
+//     void start(const ticket&, std::shared_ptr<const rolled_type> prefix)      null: from the prompt
+//     void abort(const ticket&)        forget it; its lane is free
+//     void install(const weights&)     take exactly these weights; running prefixes are kept
+//     void step(std::vector<finished_rollout<rolled_type>>& out, std::stop_token)
+//                                      one quantum for all that is running; appends what is finished, and, marked as
+//                                      parked, what it gives back as it stands: that goes on later, maybe elsewhere,
+//                                      through start(); and what failed, alone, with the reason. May return a record
+//                                      of what it did (rows decoded, drafted, verified), from which its cost in
+//                                      virtual time follows (timed_stages.hpp)
+//     void took(double seconds)        optional: how long that quantum was, before anything else is asked of it; in
+//                                      virtual time what it costs there
+//     double elasticity()              optional: of its pace in how many run, since it was asked last
+//                                      (rollout_cost.hpp): keeps automatic M from more than rollout gains by
+//     running()                        how many run
+//     finished_rollout<rolled_type> park(const ticket&)
+//                                      optional: stop it, its lane is free, and say what it has drawn (no token yet:
+//                                      no sequence); without it nobody may ask
+//     std::int64_t drawn(const ticket&) const
+//                                      optional: tokens of its response so far, its prefix included, asked of what
+//                                      is about to be aborted
+//     std::optional<T> spare(std::stop_token)
+//                                      optional: a short quantum of other work, such as training a drafter, while it
+//                                      has its weights and the scheduler nothing for it to run; empty: there is
+//                                      nothing to do until it has run something again, or has other weights. The
+//                                      token is triggered when it is wanted. T: a record of what it did
+//     void export_partials(std::vector<partial_rollout<rolled_type>>& out)
+//                                      optional: prefixes of what is running; without it start() never gets one
 //   teacher   using scored_type = …;
-//             std::vector<std::shared_ptr<const scored_type>> score(std::span<const std::shared_ptr<const rolled_type>>,
-//                                                                   std::stop_token)
-//                                                              one entry a sequence, null: not scored (a partial answer)
-//   learner   updates train(std::span<const sequence_view<rolled_type, scored_type>>, const train_call&, std::stop_token)
-//                                                              publishes the weights call.makes(), then returns how many
-//                                                              optimizer updates it made. A batch may be empty (all of it
-//                                                              failed): then they are those it went on from
+//     std::vector<std::shared_ptr<const scored_type>> score(std::span<const std::shared_ptr<const rolled_type>>,
+//                                                           std::stop_token)
+//                                      one entry a sequence, null: not scored (a partial answer)
+//   learner
+//     updates train(std::span<const sequence_view<rolled_type, scored_type>>, const train_call&, std::stop_token)
+//                                      publishes the weights call.makes(), then returns how many optimizer updates
+//                                      it made. A batch may be empty (all of it failed): then they are those it went
+//                                      on from
 //
 // Publish by the call's job, and keep the last two: a worker that comes back while the learner trains gets those
 // before. A learner that is lost after it has trained, but before its answer is heard, is asked to train the same

@@ -3,7 +3,10 @@
 // A bounded queue between threads that make samples and a learner. It bounds staleness: versions of the weights.
 //
 //     staleness_queue<sample> queue({.batch = 256, .schedule = {.tau = 4, .policy = staleness_policy::edf}});
-//     producer:  while (permit p = queue.acquire(stop)) { sample s = generate(p.version()); queue.push(p, std::move(s)); }
+//     producer:  while (permit p = queue.acquire(stop)) {
+//                    sample s = generate(p.version());
+//                    queue.push(p, std::move(s));
+//                }
 //     learner:   while (auto batch = queue.pop(stop)) {
 //                    train(*batch);
 //                    auto update = std::move(*batch).trained();   // the gate closes: nothing starts on old weights

@@ -3,7 +3,8 @@
 // A teacher that follows the student: which of its weights, and when. Self-distillation from a copy that lags behind,
 // or from an average, is a second stream of versions beside the student's.
 //
-//   teacher_stream::lagged(behind, every)     the student as it was `behind` versions ago, renewed every `every` versions
+//   teacher_stream::lagged(behind, every)     the student as it was `behind` versions ago, renewed every `every`
+//                                             versions
 //   teacher_stream::averaged(decay, every)    θ_T ← decay θ_T + (1 - decay) θ_S every `every` versions
 //
 //   on the learner, after version v:    if (auto u = stream.at(v)) install(*u);      before the next batch is scored

@@ -4,12 +4,13 @@
 // does, takes each call to last as long as a cost function says, and so makes a whole run a function of its seed.
 // Calls of the teacher and the learner are made when their time is over; in virtual time they take none.
 //
-//   rollout   a quantum (step()) is run when it begins, and lasts step(worker, work) seconds: what it did is known then, and
-//             heard of when it is over. `work` is what the stage's step() returns, or how many sequences ran. start, abort and
-//             install take effect between two quanta, as on threads: what comes during one waits for its end, and so does a
-//             transfer of weights; what comes at the moment of a quantum's beginning is in time if the driver heard of it before
-//             A worker that has weights and nothing to run does spare work, if it offers any: a quantum of it lasts
-//             spare(worker, what it did) seconds, and is not cut short when something comes
+//   rollout   a quantum (step()) is run when it begins, and lasts step(worker, work) seconds: what it did is known
+//             then, and heard of when it is over. `work` is what the stage's step() returns, or how many sequences ran.
+//             start, abort and install take effect between two quanta, as on threads: what comes during one waits for
+//             its end, and so does a transfer of weights; what comes at the moment of a quantum's beginning is in time
+//             if the driver heard of it before. A worker that has weights and nothing to run does spare work, if it
+//             offers any: a quantum of it lasts spare(worker, what it did) seconds, and is not cut short when something
+//             comes
 //   teacher   score() is called when score(sequences) seconds are over; what it throws fails the call
 //   learner   train() likewise
 //

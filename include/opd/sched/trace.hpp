@@ -2,8 +2,8 @@
 //
 // Records what ran when, and writes it in Chrome's trace event format, which chrome://tracing and ui.perfetto.dev show.
 //
-//   spans      ph "X"   work of a worker: process = stage, thread = worker; the sync gate and waits: process "scheduler";
-//                       the life of a sequence: process "sequences", thread = slot of its permit
+//   spans      ph "X"   work of a worker: process = stage, thread = worker; the sync gate and waits: process
+//                       "scheduler"; the life of a sequence: process "sequences", thread = slot of its permit
 //   counters   ph "C"   queue depths
 //   instants   ph "i"   faults, syncs, whatever happens at a moment
 //   metadata   ph "M"   names of processes and threads

@@ -6,8 +6,8 @@
 //
 //   model, always                              answers
 //     rollout(worker)                          a fresh rollout worker (see rollout_worker)
-//     start(rollout worker, ticket)            starts it there. Or, where sequences are parked, (rollout worker, ticket,
-//                                              version of its start, whether it goes on from what was parked)
+//     start(rollout worker, ticket)            starts it there. Or, where sequences are parked, (rollout worker,
+//                                              ticket, version of its start, whether it goes on from what was parked)
 //     teacher(job, worker, tickets)            seconds of a scoring call
 //     learner(job, weights, tickets)           seconds of a train step from those weights
 //     sync(worker, weights)                    seconds of installing them; the worker stands still and keeps what it

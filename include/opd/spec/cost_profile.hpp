@@ -6,9 +6,9 @@
 //   (E + 1) / seconds,     seconds = ratio · (target(batch · (1 + verify)) + depth · drafter(batch · top_k))
 //
 // E       of an arm: the mean number of drafted tokens that a sequence kept, over its steps at any batch; old steps
-// fade, `memory` of them count. An
-//         arm that was not tried, or not of late, is believed to keep all that its depth allows, as if it had been seen `doubt` times: so it is
-//         tried where it could be the best, and nowhere else, and again when the rest has changed
+//         fade, `memory` of them count. An arm that was not tried, or not of late, is believed to keep all that its
+//         depth allows, as if it had been seen `doubt` times: so it is tried where it could be the best, and nowhere
+//         else, and again when the rest has changed
 // ratio   of an arm: what steps took over what the profile says, faded likewise; 1 at first
 //
 // No chance: equal steps give equal choices. Where a bandit has to try every arm at every range of batches, this one

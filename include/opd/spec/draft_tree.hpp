@@ -4,21 +4,25 @@
 // worth verifying.
 //
 //   children     of a node, from the drafter's row of logits z (V), under the target's filter:
-//                  keyed    the ids of the k largest z/T - log E, E the noise that the target draws its token with there
-//                           (rng.hpp: stream rollout, draw 0, of the sample and the node's position), so that drafter and target
-//                           take the same token wherever their laws are alike
+//                  keyed    the ids of the k largest z/T - log E, E the noise that the target draws its token with
+//                           there (rng.hpp: stream rollout, draw 0, of the sample and the node's position), so that
+//                           drafter and target take the same token wherever their laws are alike
 //                  greedy   the k largest z
 //                ties go to the lower id. With keyed noise, laws that agree are followed always, and others with
 //                Σ_v 1/Σ_u max(p_u/p_v, q_u/q_v), where independent draws would be followed with Σ p q.
-//   chains       what retrieval says comes next, a child a node; where the tree has that child already, the chain goes on from it
-//   rate         of a node: the estimated probability that it is followed, given that its parent is and that it is verified. Counted by depth, by
-//                rank among its siblings and by the gap of its score to the best other; of chains by depth and matched length
-//   reach        the product of the rates from the root to a node: what verifying the node adds to the expected number of tokens
+//   chains       what retrieval says comes next, a child a node; where the tree has that child already, the chain goes
+//                on from it
+//   rate         of a node: the estimated probability that it is followed, given that its parent is and that it is
+//                verified. Counted by depth, by rank among its siblings and by the gap of its score to the best other;
+//                of chains by depth and matched length
+//   reach        the product of the rates from the root to a node: what verifying the node adds to the expected number
+//                of tokens
 //   selection    the n nodes of largest reach; rates are below 1, so a node is never there without its parent
 //
 // Rates are counts that fade, a cell's own shrunk to that of all depths and this to what is usual:
 //
-//   rate = (followed + w pool) / (tried + w)      pool likewise, with `prior` for pool;      tried <- tried (1 - 1/memory) + 1 at each trial
+//   rate = (followed + w pool) / (tried + w)      pool likewise, with `prior` for pool
+//   tried <- tried (1 - 1/memory) + 1             at each trial; `followed` likewise
 //
 // Only verified nodes whose parent was followed are trials. Memory is allocated as trees become larger than any
 // before, then no more.

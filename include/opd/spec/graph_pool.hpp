@@ -7,8 +7,8 @@
 //   target   one graph a (bucket, tokens a sequence): tokens = verify + 1, the drafted ones and the one before them;
 //            1 for plain decoding
 //   draft    one graph a (bucket, top-k, depth); none for plain decoding
-//   merged   uses that need the same key share one graph: arms that verify equally much have one target graph, arms that
-//            draft alike one draft graph. Captured apart, target and draft graphs add where they would multiply
+//   merged   uses that need the same key share one graph: arms that verify equally much have one target graph, arms
+//            that draft alike one draft graph. Captured apart, target and draft graphs add where they would multiply
 //
 //   graph_plan p = plan_graphs(uses, buckets, bytes_of, budget);      p.graphs[i].at_start, p.bytes_at_start
 //   graph_pool pool(p, bytes_of);

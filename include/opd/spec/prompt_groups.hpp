@@ -4,12 +4,13 @@
 // answers of this epoch, those that are being written among them, and those of the last epoch that had any. Older
 // ones are forgotten when the first of a new epoch begins.
 //
-//   begin     finds the prompt's group in O(1), and where an epoch begins learns the last one's answers anew: each token is learnt twice
+//   begin     finds the prompt's group in O(1), and where an epoch begins learns the last one's answers anew: each
+//             token is learnt twice
 //   append    amortised O(1)
 //   draft     O(1) a token
-//   memory    never more than `most_tokens` tokens, prompts included, about 200 bytes each; an answer counts as a token more. Where there is no
-//             room, groups that nothing is written to are forgotten, the one that was begun longest ago first; if that is not enough, nothing more
-//             is learnt, and drafts go on from what was
+//   memory    never more than `most_tokens` tokens, prompts included, about 200 bytes each; an answer counts as a token
+//             more. Where there is no room, groups that nothing is written to are forgotten, the one that was begun
+//             longest ago first; if that is not enough, nothing more is learnt, and drafts go on from what was
 //
 // Source: this project (retrieval over the prompt and the answers of its group).
 #pragma once

@@ -3,12 +3,16 @@
 // TLT's tuner as its published code has it, which is not quite what the paper says: to compare with what others have
 // measured, or to reproduce it. Beside beg_mab (tuner.hpp, which is algorithm 1 as printed):
 //
-//   arms       are sorted by their names, depth_topk_verify, as strings: 12_2_32 before 4_2_32; ties go to the first of these
+//   arms       are sorted by their names, depth_topk_verify, as strings: 12_2_32 before 4_2_32; ties go to the first of
+//              these
 //   batches    below the first threshold speculate too, with any arm
-//   instances  one a group of batches, each with windows of its own: 1, 2, …, 31, then by 8 up to 120, then by 32 up to 256, the last one open
-//   reward     length · batch/seconds, where length is not that of the step but a cached one: the median of (accepted + 1) over the arm's
-//              windows of all instances *without* the present step, computed anew with probability 0.1 or where it is 0 or was never computed
-//   so         an arm's first reward is 0, whatever it was worth, and an arm that is tried once loses against any other until chance takes it again
+//   instances  one a group of batches, each with windows of its own: 1, 2, …, 31, then by 8 up to 120, then by 32 up to
+//              256, the last one open
+//   reward     length · batch/seconds, where length is not that of the step but a cached one: the median of (accepted +
+//              1) over the arm's windows of all instances *without* the present step, computed anew with probability
+//              0.1 or where it is 0 or was never computed
+//   so         an arm's first reward is 0, whatever it was worth, and an arm that is tried once loses against any other
+//              until chance takes it again
 //
 // A single arm: its own step's length, and nothing is drawn. The published settings have one arm a bucket, so that
 // nothing is ever chosen: a table by batch (`published_arms`). Their numbers come from one generator a rank, so ranks

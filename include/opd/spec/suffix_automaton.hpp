@@ -7,8 +7,9 @@
 //
 //   append    amortised O(1), but for the copies of a state's edges when it is split
 //   draft     O(1) a token
-//   memory    at most 2 states and 3 edges a token, about 200 bytes (`bytes()`); never more than `most_tokens` tokens: what is beyond is not
-//             learnt, and drafts go on from what was. forget() drops the oldest texts (last epoch's but one)
+//   memory    at most 2 states and 3 edges a token, about 200 bytes (`bytes()`); never more than `most_tokens` tokens:
+//             what is beyond is not learnt, and drafts go on from what was. forget() drops the oldest texts (last
+//             epoch's but one)
 //   fields    texts, and in which order they grew: what is read is learnt again, O(1) a token
 //
 // Two texts of one group share what they have in common. Earlier texts go first: of several occurrences the draft

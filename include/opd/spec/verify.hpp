@@ -7,12 +7,14 @@
 // target's distribution after node n, with the temperature, filters and penalties of plain decoding; node -1 is the
 // prefix. From the root on, at node n with children x_1, x_2, … in the order in which they were drafted, P = p_n:
 //
-//   kind                  a child x is followed with      after x was refused                              drafts are
-//   one_hot               P(x)                            P(x) = 0, normalised                             any distinct tokens that P's coins had no part in
-//   dense                 min(1, p(x)/q(x))               (p - q)₊, normalised                             one a node, drawn from q
-//   iid_siblings          min(1, P(x)/q(x))               P = (P - q)₊, normalised                         drawn from q each
-//   without_replacement   min(1, P(x)/q(x))               likewise, then q(x) = 0, normalised              drawn from q, without those before
+//   kind                  a child x is followed with   after x was refused                       drafts are
+//   one_hot               P(x)                         P(x) = 0, normalised                      any distinct tokens
+//   dense                 min(1, p(x)/q(x))            (p - q)₊, normalised                      one a node, from q
+//   iid_siblings          min(1, P(x)/q(x))            P = (P - q)₊, normalised                  from q each
+//   without_replacement   min(1, P(x)/q(x))            likewise, then q(x) = 0, normalised       from q, without
+//                                                                                                those before
 //
+// Tokens of one_hot are any that P's coins had no part in.
 // If no child is accepted, the next token is drawn from P, and that is the end; likewise at a node without children.
 // How drafts were drawn is part of their type. Siblings that were drawn in one way and judged in another are biased (by
 // up to 0.03 in total variation on four tokens); an argmax that is judged as if drawn from its softmax is off by 0.3.

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 #
-# Installs libopd and builds the first example against it: by find_package, shared and static, and by pkg-config where there is one.
+# Installs libopd and builds the first example against it: by find_package, shared and static, and by pkg-config where
+# there is one.
 cmake_minimum_required(VERSION 3.25)
 file(REMOVE_RECURSE "${WORK}")
 function(run)

@@ -17,7 +17,8 @@
 //   unready(slot, version)                     and may not any more
 //   left(slot, version, was_ready)             it was given up after its start,
 //   withdrawn(slot)                            or before
-//   bool pick(n, now, out)                     appends the batch of n for the update at version `now`; false: there is none
+//   bool pick(n, now, out)                     appends the batch of n for the update at version `now`; false: there is
+//                                              none
 //   put_back(batch)                            a picked batch was not consumed: its sequences are ready again, in front
 //   list(out)                                  what it lists, in its order: a snapshot has this, and replays it
 //   admissible(const admission_state&)         optional: how many may be admitted now, if not as permits say

@@ -6,9 +6,9 @@
 //
 //   waiting, rollout       it has tokens that were parked: those are forgotten
 //   queued, scoring, ready it waits for a lane again
-//   training               a learner that was asked may have it, or have learnt from it; only its own word counts, which
-//                          names the call. Then what is left of the batch is ready again, in front. If workers may
-//                          have had the next version's weights (remaking), that version comes, of the rest alone,
+//   training               a learner that was asked may have it, or have learnt from it; only its own word counts,
+//                          which names the call. Then what is left of the batch is ready again, in front. If workers
+//                          may have had the next version's weights (remaking), that version comes, of the rest alone,
 //                          unless the scheduler dies before: then nobody has them
 //
 // The ticket names the attempt: what is said of another one is late.
