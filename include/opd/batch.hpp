@@ -294,13 +294,13 @@ struct basic_env {
     vector_view<const double, Space> given_lse = {}; ///< (N) in: the student's log-sum-exp, used instead of a pass
     frozen_batch<Space> frozen = {}; ///< estimators of drawn tokens: what was decided about the whole batch
     infinite on_infinite = {};
-    bad on_bad = {};
-    overflow on_overflow = overflow::skip_row;
+    bad on_bad = {};                           ///< rows with bad contents: counted, or above a share raised
+    overflow on_overflow = overflow::skip_row; ///< rows whose gradient its type cannot hold
     double loss_clamp = 0; ///< per-row |loss| above this is cut to it with gradient 0, counted; 0: none
     check checks = check::count;
-    determinism level = determinism::run_to_run;
+    determinism level = determinism::run_to_run; ///< what bits must not depend on
     vocabulary vocab = vocabulary::must_match;
-    measures<Space> measure = {};
+    measures<Space> measure = {}; ///< what diagnostics cost further passes for
 };
 
 /// Of a call on the host. Every member has a default: `{}` is every row, weight 1, mean over rows.

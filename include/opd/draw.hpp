@@ -70,7 +70,7 @@ struct gumbel {
 /// (N,m) m tokens from mu with replacement, by inverse CDF; weight 1/m each, for teacher::samples.
 struct iid {
     static constexpr noise_stream stream = noise_stream::mc;
-    index_t m = 1;
+    index_t m = 1;     ///< ids a row, at least 1
     index_t first = 0; ///< number of the first draw: columns of one sample may be drawn in several calls
     OPD_HD constexpr index_t columns() const { return m; }
     OPD_HD constexpr index_t uniforms() const { return m; }
@@ -79,14 +79,14 @@ struct iid {
 /// Needs one uniform a row. Fearnhead and Clifford 2003.
 struct threshold {
     static constexpr noise_stream stream = noise_stream::tail;
-    index_t budget = 1;
+    index_t budget = 1; ///< B, ids a row: as many, or all that have mass
     OPD_HD constexpr index_t columns() const { return budget; }
     OPD_HD constexpr index_t uniforms() const { return 1; }
 };
 /// (N,h+m) the h best ids for certain, weight mu, and m draws with replacement from the rest of mass M, weight M/m.
 struct head_tail {
     static constexpr noise_stream stream = noise_stream::tail;
-    index_t h = 1, m = 1;
+    index_t h = 1, m = 1; ///< ids for certain, draws from the rest
     OPD_HD constexpr index_t columns() const { return h + m; }
     OPD_HD constexpr index_t uniforms() const { return m; }
 };
@@ -94,7 +94,7 @@ struct head_tail {
 /// e^-kappa). Kool et al. 2019.
 struct gumbel_top {
     static constexpr noise_stream stream = noise_stream::tail;
-    index_t m = 1;
+    index_t m = 1; ///< ids a row, at least 1
     OPD_HD constexpr index_t columns() const { return m; }
     OPD_HD constexpr index_t uniforms() const { return 2 * m + 1; } ///< m for the ids, then m + 1 for the waiting times
 };
@@ -129,8 +129,8 @@ struct drawn {
 /// written.
 template <space Space = space::host>
 struct draw_options {
-    opd::filter filter = {};
-    row_mask<Space> mask = {};
+    opd::filter filter = {};                  ///< what may be drawn; mu is renormalised on it
+    row_mask<Space> mask = {};                ///< rows that it leaves out stay as they are
     vector_view<double, Space> lse = {};      ///< (N) out: log-sum-exp of z/T over all ids
     vector_view<double, Space> log_kept = {}; ///< (N) out: log of the mass that the filter keeps
     vector_view<filter_cut, Space> cut = {};  ///< (N) out: the last id kept, for `kept_ids`

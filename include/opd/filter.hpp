@@ -27,10 +27,10 @@ namespace opd {
 
 /// What of a row may be drawn. The default keeps all: T = 1, no top-k, no top-p, no min-p.
 struct filter {
-    float temperature = 1;
-    index_t top_k = 0; ///< 0: all
-    float top_p = 1;   ///< in (0, 1]; 1: all
-    float min_p = 0;   ///< in [0, 1]; 0: all
+    float temperature = 1; ///< divides the logits before any of these
+    index_t top_k = 0;     ///< 0: all
+    float top_p = 1;       ///< in (0, 1]; 1: all
+    float min_p = 0;       ///< in [0, 1]; 0: all
 
     OPD_HD constexpr bool cuts() const { return top_k > 0 || top_p < 1 || min_p > 0; }
 };
@@ -39,8 +39,8 @@ struct filter {
 /// of logits.
 struct penalties {
     float repetition = 1; ///< above 0; 1: none
-    float presence = 0;
-    float frequency = 0;
+    float presence = 0;   ///< taken off the logit of an id that the answer has
+    float frequency = 0;  ///< likewise, for each time that it has it
 
     OPD_HD constexpr bool any() const { return !(repetition == 1 && presence == 0 && frequency == 0); }
     /// A logit of an id that the prompt or the answer has, the answer `count` times. In this order: that of vLLM.

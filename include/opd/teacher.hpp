@@ -180,7 +180,7 @@ struct weighted {
     matrix_view<const L, Space> log_mu;                ///< (N,B)
     matrix_view<const L, Space> log_q;                 ///< (N,B)
     matrix_view<const std::uint8_t, Space> exact = {}; ///< (N,B) 1 where the inclusion is certain; carries the baseline
-    matrix_view<const L, Space> log_prox = {};
+    matrix_view<const L, Space> log_prox = {};         ///< this and the next ones as of samples
     matrix_view<const L, Space> log_ref = {};
     matrix_view<const L, Space> advantage = {};
     vector_view<const L, Space> baseline = {};

@@ -10,14 +10,12 @@
 //                                                   by up to 3.2 times
 //   3.7: both objectives have the same stationary   where the students include the teacher
 //   points
-//   3.7: every stationary point has the least       not without that, even online: the sum leaves out what a token does
-//                                                   to
-//   KL(p‖q)                                         later ones; `credit` puts it back
+//   3.7: every stationary point has the least       not without that, even online: the sum leaves out what a token
+//   KL(p‖q)                                         does to later ones; `credit` puts it back
 //   3.9: ∇J_off = ∇J_on - Cov(w, f)                 exactly. Remark 3.10, that this covariance opposes drift: not in
 //                                                   general
 //   3.13: a wrong teacher puts the online gradient  with σ_Δ² = E[(Σ_t |Δ_t|)²] under the gradient's own policy. As
-//                                                   printed,
-//   off by at most G σ_Δ                            with |Σ_t Δ_t| under pi_ref, it fails
+//   off by at most G σ_Δ                            printed, with |Σ_t Δ_t| under pi_ref, it fails
 #include "support/generators.hpp"
 #include "support/property.hpp"
 

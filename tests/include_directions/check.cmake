@@ -5,7 +5,7 @@
 #     core        include/opd/*.hpp               core, checks/, logits/, rows/, products/, the standard library,
 #                                                 intrinsics
 #     opd.hpp, sched.hpp, spec.hpp: the umbrellas core, estimators/, sched/, spec/, backends/ that need the standard
-#     library alone
+#                                                 library alone
 #     ranges.hpp                                  core, range-v3
 #     compressed.hpp                              core, products/, Eigen
 #     estimators/                                 core, estimators/, checks/, rows/, the standard library

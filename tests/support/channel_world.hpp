@@ -9,14 +9,13 @@
 // The process that drives the scheduler is a dispatcher (opd/sched/dispatcher.hpp), and does what the head of that
 // header asks of a driver, and no more:
 //   - a worker says that it is there until it has been heard, again and again; it begins a new life when it is told
-//   that
-//     the present one is over, and when it hears of another life of the scheduler
+//     that the present one is over, and when it hears of another life of the scheduler
 //   - who speaks in a life that is over is told so
 //   - a command that comes twice is carried out once; one of another life not at all
 //   - a snapshot, with the payloads, is written again before the first message after a restore
 //   - a publication that is lost is reported, and again after a restore, unless it is there again
 //   - payloads are evicted, or die with the life of who made them: whoever asks for one says so, and at times their
-//   store
+//     store
 //
 // What is checked, beside the scheduler's own invariants after every event: nothing starts on weights that are older
 // than the version or were made by another job; every installed publication exists; a batch has a payload and a score

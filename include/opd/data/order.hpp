@@ -66,7 +66,7 @@ enum class shuffle { stored, shards, sequences };
 struct read_order {
     data::shuffle shuffle = data::shuffle::sequences;
     std::uint64_t seed = 0;
-    index_t rank = 0, ranks = 1;
+    index_t rank = 0, ranks = 1;     ///< positions rank, rank + ranks, … of the epoch
     index_t reader = 0, readers = 1; ///< of this rank
 };
 

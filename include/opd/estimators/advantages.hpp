@@ -108,7 +108,7 @@ shaped(S, Of) -> shaped<S, Of>;
 /// A = λ (log q - log p_ref) - (log p - log p_ref), log p_ref from the column log_ref. λ = 1 is theta; above 1 it goes
 /// beyond the teacher. G-OPD, ExOPD.
 struct extrapolated {
-    double lambda = 1;
+    double lambda = 1; ///< 1: theta; above: beyond the teacher
     static constexpr estimator_traits traits(law) {
         return {.value = meaning::surrogate, .exact_zero_at_equality = false, .descends = descent::divergence};
     }
@@ -210,8 +210,8 @@ struct outside {
 
 /// A = outside · column `advantage` + teacher · (log q - log p).
 struct mixed {
-    double outside = 1;
-    double teacher = 1;
+    double outside = 1; ///< times the column `advantage`
+    double teacher = 1; ///< times log q - log p
     static constexpr estimator_traits traits(law) { return opd::advantage::outside::traits(law::stale); }
     OPD_HD static constexpr bool infinite_where_teacher_zero() { return true; }
     OPD_HD static constexpr unsigned reads_columns() { return column::advantage; }

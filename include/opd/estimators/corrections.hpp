@@ -156,8 +156,8 @@ recompute(S) -> recompute<S>;
 /// sg(r_corr within [low, cap]) S. Reads the cache's log_prox.
 template <class S = recompute<>>
 struct tis {
-    double cap = 2;
-    double low = 0;
+    double cap = 2; ///< on r_corr, a raw ratio
+    double low = 0; ///< likewise; 0: none
     S surrogate = {};
     static constexpr estimator_traits traits(law drawn) { return detail::reweighted_traits<S>(drawn); }
     OPD_HD constexpr unsigned reads_columns() const { return column::log_prox | detail::columns_of(surrogate); }
@@ -177,8 +177,8 @@ tis(double, double)->tis<>;
 /// sg(r_corr) S where r_corr lies in [low, high], else 0. Reads the cache's log_prox.
 template <class S = recompute<>>
 struct mis {
-    double low = 0.5;
-    double high = 5;
+    double low = 0.5; ///< raw ratios, kept at the bounds
+    double high = 5;  ///< IcePop's
     S surrogate = {};
     static constexpr estimator_traits traits(law drawn) { return detail::reweighted_traits<S>(drawn); }
     OPD_HD constexpr unsigned reads_columns() const { return column::log_prox | detail::columns_of(surrogate); }
@@ -198,7 +198,7 @@ mis(double, double)->mis<>;
 template <class K, class S = recompute<>>
 struct banded {
     static constexpr bool against_old = detail::is_against_old<S>();
-    double low;
+    double low; ///< in the unit of K, ratios or nats; no default
     double high;
     S surrogate = {};
     static constexpr estimator_traits traits(law drawn) { return detail::left_out<S>(drawn); }
@@ -217,8 +217,8 @@ struct banded {
 template <class S = unclipped_is>
 struct within_tv {
     static constexpr bool against_old = detail::is_against_old<S>();
-    double low = 0.2;
-    double high = 0.2;
+    double low = 0.2;  ///< probability that p may have lost
+    double high = 0.2; ///< and may have gained
     S surrogate = {};
     static constexpr estimator_traits traits(law drawn) { return detail::left_out<S>(drawn); }
     OPD_HD constexpr unsigned reads_columns() const { return detail::columns_of(surrogate); }
@@ -238,7 +238,7 @@ within_tv(double, double)->within_tv<>;
 template <class S = unclipped_is>
 struct anchored {
     static constexpr bool against_old = detail::is_against_old<S>();
-    double tau;
+    double tau; ///< loss for each nat²; no default
     S surrogate = {};
     static constexpr estimator_traits traits(law) { return {bias::biased, meaning::surrogate, false, descent::other}; }
     OPD_HD constexpr unsigned reads_columns() const { return detail::columns_of(surrogate); }

@@ -80,7 +80,7 @@ struct m2po_selection {
 
 /// A batch's δ², and the selection from them. `tau` bounds the mean of δ², in nats²; 0.04 is the paper's.
 struct m2po_fit {
-    double tau = 0.04;
+    double tau = 0.04; ///< bound of the mean of δ², nats²
     m2po form = m2po::drop;
     std::vector<double> squares = {}; ///< δ² of what was added: exchange it between ranks, and merge
 

@@ -231,7 +231,7 @@ struct prefix {
 
 /// Rows with Σ min(p, q) ≥ `least`, in [0, 1]. For dense rows and renormalised supports.
 struct agreed {
-    double least = 0;
+    double least = 0; ///< in [0, 1]
     OPD_HD static constexpr unsigned reads() { return fact::teacher_entropy; }
     OPD_HD double operator()(const row_facts& f) const { return f.overlap >= least; }
     OPD_INLINE void validate() const {

@@ -179,7 +179,7 @@ struct prefix_staleness {
 /// (A - mean) / (std + ε) over all that was added, ranks and micro-batches alike; std has count - 1. Of one number or
 /// none: std is 0.
 struct whitening_fit {
-    double epsilon = 1e-8;
+    double epsilon = 1e-8;                   ///< added to the standard deviation
     double count = 0, mean = 0, squares = 0; ///< of what was added; squares about the mean
 
     /// A micro-batch of advantages (N,m) or (N,1); rows that the mask leaves out do not count.

@@ -54,7 +54,7 @@ struct log_ratio {
 /// A(x) = x within ±a, a in nats. Lightning OPD, REOPOLD.
 struct clipped {
     static constexpr bool monotone = true;
-    double a = 5;
+    double a = 5; ///< nats
     OPD_HD OPD_INLINE double operator()(double x) const { return x > a ? a : (x < -a ? -a : x); }
     OPD_HD OPD_INLINE double value(double x) const {
         const double least = ::exp(-a);
@@ -71,7 +71,7 @@ struct clipped {
 /// A(x) = log(α e^x + 1 - α), 0 < α < 1: bounded below by log(1 - α). TROPD, TOP-D.
 struct mixed {
     static constexpr bool monotone = true;
-    double alpha = 0.5;
+    double alpha = 0.5;                                   ///< in (0, 1); near 1 it is log_ratio
     OPD_HD OPD_INLINE double operator()(double x) const { // log(α e^x + 1-α), from the larger of the two
         return x > 0 ? x + ::log(alpha + (1 - alpha) * detail::exp_within(-x))
                      : ::log1p(alpha * ::expm1(x < -700 ? -700 : x));
@@ -125,7 +125,7 @@ struct sign {
 /// A(x) = s x, s > 0: KL(p‖q) times s, beside other terms of a loss.
 struct scaled {
     static constexpr bool monotone = true;
-    double by = 1;
+    double by = 1; ///< s, positive
     OPD_HD OPD_INLINE double operator()(double x) const { return by * x; }
     OPD_HD OPD_INLINE double value(double x) const { return -by * x; }
     OPD_INLINE void validate() const {
@@ -137,7 +137,7 @@ struct scaled {
 /// A(x) = x where |x| ≤ a nats, else 0: no divergence descends so; needs accept_bias.
 struct band {
     static constexpr bool monotone = false;
-    double a = 5;
+    double a = 5; ///< nats
     OPD_HD OPD_INLINE double operator()(double x) const { return x > a || x < -a ? 0 : x; }
     OPD_INLINE void validate() const {
         if (!detail::is_finite(a) || !(a > 0)) throw invalid_input("shape::band.a", "must be positive and finite");

@@ -7,8 +7,8 @@
 //                    loss                                          c
 //   unclipped_is     -rho A                                        -rho A
 //   score_function   -A log p                                      -A
-//   truncated_is     -sg(min(rho, cap)) A log p                    -min(rho, cap) A              CISPO (TRL), raw bound
-//   cispo            -sg(clip(rho)) A log p                        -clip(rho) A                  CISPO (verl)
+//   truncated_is     -sg(min(rho, cap)) A log p                    -min(rho, cap) A              CISPO of TRL and Liger
+//   cispo            -sg(clip(rho)) A log p                        -clip(rho) A                  CISPO of verl
 //   ppo_clip         -min(rho A, clip(rho) A)                      0 where clipped, else -rho A  Schulman et al. 2017
 //     dual d > 0     where A < 0: -max(that min, d A)              0 where rho > d, too          Ye et al. 2020
 //   decoupled_ppo    -sg(w) min(u A, clip(u) A)                    0 where clipped, else -w u A  AReaL; TIS: .cap
@@ -94,7 +94,7 @@ struct score_function {
 
 /// -min(rho, cap) A log p
 struct truncated_is {
-    double cap = 2;
+    double cap = 2; ///< on rho, a raw ratio
     static constexpr estimator_traits traits(law) { return detail::cut_traits; }
     OPD_HD OPD_INLINE token_out operator()(const token_in& x) const {
         const double rho = ::exp(x.log_ratio);
@@ -110,8 +110,8 @@ struct truncated_is {
 
 /// -clip(rho) A log p
 struct cispo {
-    double low = 0.2;
-    double high = 0.2;
+    double low = 0.2;  ///< rho is held at 1 - low at least
+    double high = 0.2; ///< and at 1 + high at most
     static constexpr estimator_traits traits(law) { return detail::cut_traits; }
     OPD_HD OPD_INLINE token_out operator()(const token_in& x) const {
         const double rho = ::exp(x.log_ratio), k = rho < 1 - low ? 1 - low : (rho > 1 + high ? 1 + high : rho);
@@ -122,9 +122,9 @@ struct cispo {
 
 /// -min(rho A, clip(rho) A)
 struct ppo_clip {
-    double low = 0.2;
-    double high = 0.2;
-    double dual = 0; ///< 0: none, else above 1 + high
+    double low = 0.2;  ///< clips at 1 - low
+    double high = 0.2; ///< and at 1 + high
+    double dual = 0;   ///< 0: none, else above 1 + high
     static constexpr estimator_traits traits(law) { return detail::cut_traits; }
     OPD_HD OPD_INLINE token_out operator()(const token_in& x) const {
         return detail::clipped_surrogate(::exp(x.log_ratio), x.advantage, low, high, dual);
@@ -141,9 +141,9 @@ enum class over_cap { truncate, mask };
 
 /// -w min(u A, clip(u) A), u = p/p_prox, w = p_prox/mu held constant. Reads the cache's log_prox.
 struct decoupled_ppo {
-    double low = 0.2;
-    double high = 0.2;
-    double cap = 0; ///< on w; 0: none
+    double low = 0.2;  ///< clips u = p/p_prox at 1 - low
+    double high = 0.2; ///< and at 1 + high
+    double cap = 0;    ///< on w; 0: none
     over_cap over = over_cap::truncate;
     static constexpr estimator_traits traits(law) { return detail::cut_traits; }
     OPD_HD static constexpr unsigned reads_columns() { return column::log_prox; }
@@ -169,9 +169,9 @@ struct decoupled_ppo {
 
 /// decoupled_ppo with a proximal policy between mu and p by the token's age (env.versions): no forward pass for it.
 struct a3po {
-    double low = 0.2;
+    double low = 0.2; ///< as of decoupled_ppo, as are the others
     double high = 0.2;
-    double cap = 0;
+    double cap = 0; ///< on w = p_prox/mu; 0: none
     over_cap over = over_cap::truncate;
     static constexpr estimator_traits traits(law) { return detail::cut_traits; }
     OPD_HD OPD_INLINE token_out operator()(const token_in& x) const {
@@ -184,8 +184,8 @@ struct a3po {
 
 /// -min(s A, clip(s) A) with the sequence's ratio s.
 struct gspo {
-    double low = 3e-4;
-    double high = 4e-4;
+    double low = 3e-4;  ///< clips s at 1 - low: of a sequence, so far tighter than of a token
+    double high = 4e-4; ///< and at 1 + high; both from GSPO
     static constexpr estimator_traits traits(law) { return detail::cut_traits; }
     OPD_HD static constexpr unsigned reads_columns() { return column::sequence_log_ratio; }
     OPD_HD OPD_INLINE token_out operator()(const token_in& x) const {
@@ -200,8 +200,8 @@ struct gspo {
 /// A surrogate on the tokens with (log p - log mu)²/(H_mu + ε) ≤ τ. Reads the cache's mu_entropy.
 template <class Surrogate = unclipped_is>
 struct estr {
-    double tau;
-    double epsilon;
+    double tau;     ///< bound of δ² over the entropy; no default
+    double epsilon; ///< nats, added to the entropy; no default
     Surrogate surrogate = {};
     static constexpr estimator_traits traits(law drawn) {
         return traits_of<Surrogate>(drawn).descends == descent::other ? traits_of<Surrogate>(drawn)

@@ -113,8 +113,8 @@ struct mixture {
 struct distribution {
     std::variant<constant, uniform, exponential, lognormal, pareto, empirical, quantile_table, mixture> law =
         constant{};
-    double at_least = 0;
-    double at_most = forever;
+    double at_least = 0;      ///< what lies below moves here
+    double at_most = forever; ///< and what lies above here
 };
 
 /// Measured values in any order.

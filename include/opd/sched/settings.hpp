@@ -59,9 +59,9 @@ struct async {
     index_t tau = 4; ///< in train batches: bounds the mean start lag (capacity, areal) or every sequence's
     index_t outstanding = by_policy; ///< M, permits: a number, automatic or widest
     staleness_policy policy = staleness_policy::capacity;
-    weight_update update = weight_update::keep;
-    index_t concurrency = 0;       ///< areal: most sequences in rollout; 0: no limit
-    bool negative_control = false; ///< allows naive_wait
+    weight_update update = weight_update::keep; ///< of what runs when the weights change
+    index_t concurrency = 0;                    ///< areal: most sequences in rollout; 0: no limit
+    bool negative_control = false;              ///< allows naive_wait
 };
 
 /// One of the four, `async` by default in `settings`.

@@ -96,9 +96,9 @@ struct rollout_settings {
     std::string initial = {};  ///< weights of job 0; empty: the server has them
     std::string label = "opd"; ///< of the run, in the names of weights
     update_route route = update_route::endpoint;
-    update_mode mode = update_mode::resume;
-    std::string model = {};   ///< member `model` of requests; empty: left out
-    std::string api_key = {}; ///< sent as Authorization: Bearer; empty: not sent
+    update_mode mode = update_mode::resume; ///< what becomes of requests when the weights change
+    std::string model = {};                 ///< member `model` of requests; empty: left out
+    std::string api_key = {};               ///< sent as Authorization: Bearer; empty: not sent
     int most_requests = 1024;
     double connect_seconds = 5;
     double read_seconds = 120;     ///< of silence; in_flight: above what a change of weights takes

@@ -58,17 +58,17 @@ namespace opd::serve {
 struct http_settings {
     std::vector<std::string> urls; ///< replicas: http://host[:port][/prefix]
     serve::dialect dialect = serve::dialect::vllm;
-    wanted what = {};
+    wanted what = {};         ///< which log-probs are asked for
     std::string api_key = {}; ///< sent as Authorization: Bearer; empty: not sent
-    int concurrency = 8;
-    index_t batch = 4; ///< sequences a request, where the server takes several
+    int concurrency = 8;      ///< requests under way, over all replicas
+    index_t batch = 4;        ///< sequences a request, where the server takes several
     double connect_seconds = 5;
     double read_seconds = 120;  ///< of silence
     double total_seconds = 600; ///< of a sequence
     int tries = 8;              ///< of a sequence
     double backoff_seconds = 0.5, most_backoff_seconds = 30;
-    int quarantine_after = 3;
-    double quarantine_seconds = 10;
+    int quarantine_after = 3;       ///< failures in a row
+    double quarantine_seconds = 10; ///< then twice as long each time
     std::size_t most_answer_bytes = std::size_t{64} << 20;
     bool whole = true; ///< a sequence with a token that was not scored, other than token 0, is a bad answer
     std::uint64_t seed = 1;

@@ -62,8 +62,8 @@ struct draft_response {
 
 /// Bytes in all, 64 MiB by default, and what the step before may have of them.
 struct draft_buffer_options {
-    index_t most_bytes = index_t{1} << 26;
-    double previous_share = 0.5; ///< in [0, 1): of memory and of what is chosen
+    index_t most_bytes = index_t{1} << 26; ///< of both steps, items' overhead included
+    double previous_share = 0.5;           ///< in [0, 1): of memory and of what is chosen
     template <class A>
     void fields(A& a) {
         a(most_bytes, previous_share);
