@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Normal and uniform numbers, those of libstdc++'s std::normal_distribution and std::generate_canonical bit for bit. For
-// each uniform number that library asks for two logarithms in long double, which clang leaves to the run, and which took
-// half of some tests' time.
+// Normal and uniform numbers, those of libstdc++'s std::normal_distribution and std::generate_canonical bit for bit.
+// For each uniform number that library asks for two logarithms in long double, which clang leaves to the run, and which
+// took half of some tests' time.
 #pragma once
 
 #include <cmath>

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The products of a loss from hidden states, of registers with less than 16 lanes, and normal numbers: compiled once, in
-// hidden_sides.cpp, and optimised: they are most of what tests from hidden states do.
+// The products of a loss from hidden states, of registers with less than 16 lanes, and normal numbers: compiled once,
+// in hidden_sides.cpp, and optimised: they are most of what tests from hidden states do.
 #pragma once
 
 #include "support/hidden_sides.hpp"

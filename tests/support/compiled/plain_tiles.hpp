@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The tiles of plain_tiles.hpp for every pair of parts: compiled once, in plain_tiles.cpp, and optimised: their loops are
-// most of what a test on them does.
+// The tiles of plain_tiles.hpp for every pair of parts: compiled once, in plain_tiles.cpp, and optimised: their loops
+// are most of what a test on them does.
 #pragma once
 
 #include "support/plain_tiles.hpp"
