@@ -29,8 +29,7 @@ fi
 
 opd_setup demo
 # -O1: a run is no slower for it (the trainer's model has -O2 all the same), and the build is a fifth shorter.
-opd_configure demo -DCMAKE_BUILD_TYPE=Release "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG" -DOPD_NATIVE=ON \
-    -DOPD_WITH_CUDA=OFF -DOPD_BUILD_TESTS=OFF -DOPD_BUILD_BENCHMARKS=OFF -DOPD_WERROR=OFF
+opd_configure_demo "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"
 
 # Reading the library's headers once tells how fast this machine is now: the build takes about 140 times as long on one
 # core, the run 370 or 47 times. opd-train measures its own work and says it again.

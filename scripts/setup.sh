@@ -102,9 +102,14 @@ opd_configure() {
 # a compiler that we have not seen stops nobody
 opd_demo_program() {
     opd_setup demo
-    opd_configure demo -DCMAKE_BUILD_TYPE=Release -DOPD_NATIVE=ON -DOPD_WITH_CUDA=OFF -DOPD_BUILD_TESTS=OFF \
-        -DOPD_BUILD_BENCHMARKS=OFF -DOPD_WERROR=OFF
+    opd_configure_demo
     opd_build demo --target "$@"
+}
+opd_configure_demo() {
+    local late=() # decided once: with other flags everything would be compiled again
+    if [ ! -e "$opd_root/build/demo/CMakeCache.txt" ]; then late=("-DCMAKE_CXX_FLAGS=${CXXFLAGS-}$(opd_collects_late)"); fi
+    opd_configure demo -DCMAKE_BUILD_TYPE=Release "${late[@]}" -DOPD_NATIVE=ON -DOPD_WITH_CUDA=OFF -DOPD_BUILD_TESTS=OFF \
+        -DOPD_BUILD_BENCHMARKS=OFF -DOPD_WERROR=OFF "$@"
 }
 
 # opd_build <folder under build/> <cmake --build arguments...>

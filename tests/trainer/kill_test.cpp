@@ -200,7 +200,7 @@ TEST_CASE("kills at random moments lose and double no sequence, and change no by
     // workers that die, dawdle and fall silent, in a process that is killed
     for (std::size_t i : {13, 14, 15})
         also(i, {"--inject=kill=0.01,delay=0.01,drop=0.005", "--inject-seconds=0.004", "--attempts=1000",
-                 "--rollout-deadline=0.3", "--teacher-deadline=0.3", "--learner-deadline=0.3"});
+                 "--rollout-deadline=0.15", "--teacher-deadline=0.15", "--learner-deadline=0.15"});
     const char* wanted = std::getenv("OPD_KILL_RUNS");
     const int runs = wanted ? std::atoi(wanted) : static_cast<int>(kinds.size());
     int kills = 0;

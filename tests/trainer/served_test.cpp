@@ -317,7 +317,7 @@ TEST_CASE("a server that stays away ends the run, which goes on with another") {
             return n++ < 40 ? reaction{} : reaction{reaction::says, 503, {}, "{\"detail\": \"gone\"}"};
         };
         const flags first = base().served(dir / "parts", server.url(),
-                                          with(with(ask, schedule), {"--overwrite", "--teacher-patience=6"}));
+                                          with(with(ask, schedule), {"--overwrite", "--teacher-patience=3"}));
         const std::string text = refusal(first, exit_peer);
         contains(text, server.url());
         contains(text, "gone");
