@@ -5,10 +5,10 @@
 // more for dx and dw; in tiles, with budgets of 8 MiB, forward counts twice; a LoRA update of rank R, 6·N·V·R. The peak
 // is probed before and after every sample, for 40 ms; the better of the two is that sample's, and `of_peak` is the
 // median of the samples' shares. --bfloat16: states and heads are stored so; --amx: products are made by the
-// processor's matrix tiles.
+// processor's matrix tiles; --dots, with --bfloat16: logits by its dot products of bfloat16.
 //
 //     scripts/bench.sh bench_hidden -- [--threads=2] [--rows=64,256,1024] [--teacher=4096] [--samples=3] [--bfloat16]
-//     [--amx]
+//     [--amx|--dots]
 #include <algorithm>
 #include <bit>
 #include <cstdint>
@@ -26,6 +26,7 @@
 
 #include "harness.hpp"
 #include "opd/backends/amx.hpp"
+#include "opd/backends/bf16.hpp"
 #include "opd/backends/cpu.hpp"
 #include "opd/hidden.hpp"
 #include "opd/opd.hpp"
@@ -54,7 +55,7 @@ double median(std::vector<double> x) {
 #if defined(__AVX512BF16__)
 /// Multiply-adds a second of bfloat16 dot products over those of float's multiply-add, in registers.
 double dot_product_gain() {
-    constexpr int steps = 2000000, chains = 12;
+    constexpr int steps = 2000000, chains = 16; // 12 hide the latency, and no step may be late
     const auto rate = [](auto step) {
         __m512 a[chains];
         opd::detail::unroll<chains>([&](auto j) __attribute__((always_inline)) { a[j()] = _mm512_setzero_ps(); });
@@ -82,8 +83,9 @@ double dot_product_gain() {
 }
 #endif
 
-/// Amx: heads for the processor's matrix tiles.
-template <class E, bool Amx = false>
+/// As they lie, for the processor's matrix tiles, for its dot products of bfloat16.
+enum class heads { views, tiles, dots };
+template <class E, heads Heads>
 void run(bench::results& out, int threads, int samples, index_t of_teacher, const std::vector<index_t>& all) {
     const index_t most = *std::max_element(all.begin(), all.end());
     const bench::array<E> x(most * width), w(vocab * width), h(most * of_teacher), head(vocab * of_teacher);
@@ -97,8 +99,10 @@ void run(bench::results& out, int threads, int samples, index_t of_teacher, cons
     for (const index_t n : all) {
         const double unit = 2.0 * static_cast<double>(n) * static_cast<double>(vocab);
         const auto head_of = [](const auto& of, index_t d) {
-            if constexpr (Amx)
+            if constexpr (Heads == heads::tiles)
                 return opd::amx_head{opd::view(of.data(), vocab, d)};
+            else if constexpr (Heads == heads::dots)
+                return opd::bf16_head(opd::view(of.data(), vocab, d));
             else
                 return opd::view(of.data(), vocab, d);
         };
@@ -130,7 +134,7 @@ void run(bench::results& out, int threads, int samples, index_t of_teacher, cons
         const double back = 2 * unit * static_cast<double>(width);
         row("forward, dx, dw", forward + back, opd::workspace_bytes(be, trained, known, opd::reverse_kl{}),
             [&] { opd::evaluate(be, trained, known, opd::reverse_kl{}); });
-        if constexpr (std::is_same_v<E, float> && !Amx) { // the base is frozen: no dw
+        if constexpr (std::is_same_v<E, float> && Heads == heads::views) { // the base is frozen: no dw
             opd::lora_head adapted{opd::view(w.data(), vocab, width), opd::view(b.data(), vocab, rank),
                                    opd::view(a.data(), rank, width)};
             adapted.db = opd::view(db.data(), vocab, rank), adapted.da = opd::view(da.data(), rank, width);
@@ -154,7 +158,7 @@ void run(bench::results& out, int threads, int samples, index_t of_teacher, cons
 int main(int argc, char** argv) {
     bench::results out(argc, argv);
     int threads = 1, samples = 3;
-    bool brain = false, amx = false;
+    bool brain = false, amx = false, dots = false;
     index_t of_teacher = 4096;
     std::vector<index_t> all = {64, 256, 1024};
     for (int i = 1; i < argc; ++i) {
@@ -166,6 +170,8 @@ int main(int argc, char** argv) {
             brain = true;
         else if (a == "--amx")
             amx = true;
+        else if (a == "--dots")
+            dots = true;
         else if (a.starts_with("--samples="))
             samples = std::atoi(value("--samples=").c_str());
         else if (a.starts_with("--teacher="))
@@ -181,10 +187,14 @@ int main(int argc, char** argv) {
 #if defined(__AVX512BF16__)
     if (brain) std::printf("bfloat16 dot products: %.2f times the multiply-adds of float\n", dot_product_gain());
 #endif
-    const auto measure = [&](auto with_amx) {
-        brain ? run<opd::bfloat16, with_amx()>(out, threads, samples, of_teacher, all)
-              : run<float, with_amx()>(out, threads, samples, of_teacher, all);
-    };
-    amx ? measure(std::true_type{}) : measure(std::false_type{});
+    if (dots && (amx || !brain)) return std::fprintf(stderr, "error: --dots is with --bfloat16, without --amx\n"), 2;
+    if (dots)
+        run<opd::bfloat16, heads::dots>(out, threads, samples, of_teacher, all);
+    else if (amx)
+        brain ? run<opd::bfloat16, heads::tiles>(out, threads, samples, of_teacher, all)
+              : run<float, heads::tiles>(out, threads, samples, of_teacher, all);
+    else
+        brain ? run<opd::bfloat16, heads::views>(out, threads, samples, of_teacher, all)
+              : run<float, heads::views>(out, threads, samples, of_teacher, all);
     out.write();
 }

@@ -153,7 +153,7 @@ def main():
         if not chosen.headers:
             head += ["// In place of opd/….hpp, not beside it: either has all that the other has. Left out:"]
             head += [f"//     {left}: {why}" for left, why in sorted(LEFT_OUT.items())]
-            head += ["//     data/, serve/, backends/{amx,eigen}.hpp, CUDA: for they need more libraries"]
+            head += ["//     data/, serve/, backends/{amx,bf16,eigen}.hpp, CUDA: for they need more libraries"]
         head += ["#pragma once", "", "#if defined(__CUDACC__)",
                  f'#error "{name} is for the processor; under nvcc include opd/backends/cuda.cuh"', "#endif"]
     made = chosen.output.with_name(f".{name}.{os.getpid()}")

@@ -6,6 +6,7 @@
 //   lora_head{view(w,V,D), view(b,V,R), view(a,R,D)} W + scale·B A, an update of low rank R (LoRA): never multiplied
 //                                                    out
 //   amx_head{view(w,V,D)}                            through the processor's matrix tiles (backends/amx.hpp)
+//   bf16_head(view(w,V,D))                           logits by its dot products of bfloat16 (backends/bf16.hpp)
 //   a type of your own                               whatever gives rows of W as floats: a quantised head, with or
 //                                                    without an update
 //
@@ -129,6 +130,12 @@ concept tiled_head = own_head<Head> && requires(const Head& head) {
     typename Head::number;
     typename Head::tiles;
     head.w;
+};
+
+/// One whose tiles make logits of bfloat16 states and nothing else (backends/bf16.hpp).
+template <class Head>
+inline constexpr bool logits_alone = requires {
+    Head::tiles::logits_alone;
 };
 
 /// What is not a view of all of W.

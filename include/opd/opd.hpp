@@ -13,8 +13,8 @@
 //   opd/sched.hpp                     schedulers, drivers, metrics of a run
 //   opd/spec.hpp                      speculative rollout: verification, drafters, tuners
 //   opd/backends/vocab_parallel.hpp   a vocabulary in shards on several ranks
-//   opd/backends/{amx,eigen}.hpp, opd/backends/cuda.hpp   backends that need a processor, a library or a compiler of
-//                                                         their own
+//   opd/backends/{amx,bf16,eigen}.hpp, opd/backends/cuda.hpp   what needs a processor, a library or a compiler of its
+//                                                              own
 //   opd/product.hpp, opd/codec.hpp    the product in fixed order, which refuses fast-math, and compressed hidden states
 //   opd/compressed.hpp, opd/ranges.hpp   what needs Eigen, and range-v3
 #pragma once

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// The processor's matrix tiles as its manual says them (TDPBF16PS), in plain arithmetic: for opd::amx_head on any
-// machine.
+// The processor's matrix tiles and dot products of bfloat16 as its manual says them (TDPBF16PS, VDPBF16PS), in plain
+// arithmetic: for opd::amx_head and opd::bf16_head on any machine.
 #pragma once
 
 #include <algorithm>
@@ -22,6 +22,7 @@
 namespace opd::test {
 
 struct plain_tiles {
+    static constexpr const char* argument = "amx_head.w";
     static inline std::atomic<long> runs = 0; ///< blocks of all calls
     static float flushed(float x) {
         return std::abs(x) < std::numeric_limits<float>::min() ? std::copysign(0.f, x) : x;
@@ -77,6 +78,31 @@ struct plain_tiles {
 template <class E>
 using plain_amx = amx_head<E, plain_tiles>;
 
+struct plain_dots {
+    static constexpr bool logits_alone = true;
+    static constexpr const char* argument = "bf16_head.w";
+    static inline std::atomic<long> runs = 0;
+    /// x y + sum, rounded once.
+    static float add(float sum, float x, float y) { return plain_tiles::flushed(std::fma(x, y, sum)); }
+    template <int A, int B>
+    void run(const opd::detail::tile_block& t) const {
+        static_assert(A == 1 && B == 1);
+        ++runs;
+        for (index_t i = 0; i < 32; ++i)
+            for (index_t r = 0; r < 32; ++r) {
+                float sum = t.from == nullptr ? 0 : plain_tiles::flushed(t.from[i * t.from_row + r]);
+                for (index_t k = 0; k < 32 * t.steps; k += 2) {
+                    const std::uint16_t* const x = t.a + i * t.a_row + k;
+                    const std::uint16_t* const y = t.b + r / 16 * t.b_half + k * 16 + r % 16 * 2;
+                    sum = add(sum, plain_tiles::at(x[1]), plain_tiles::at(y[1]));
+                    sum = add(sum, plain_tiles::at(x[0]), plain_tiles::at(y[0]));
+                }
+                t.c[i * t.c_row + r] = sum;
+            }
+    }
+};
+using plain_bf16 = amx_head<bfloat16, plain_dots>;
+
 /// A side as X stores its states and W its head; the side then has the floats that they are.
 template <class X, class W = X>
 struct stored_side {
@@ -111,7 +137,7 @@ floats tile_logits_of(const side& s, const stored_side<X, W>& stored, const std:
     floats z(std::size_t(s.n * s.v), std::numeric_limits<float>::quiet_NaN());
     thread_team team(threads);
     const auto count = index_t(list.size());
-    const std::size_t each = (d::tile_scratch(count, d::tile_parts<W>) + 63) / 64 * 64,
+    const std::size_t each = (d::logits_scratch(count, d::tile_parts<W>) + 63) / 64 * 64,
                       packed = sizeof(float) * std::size_t(d::tile_floats(d::tile_cuts::padded(count),
                                                                           d::tile_cuts::padded(s.d), d::tile_parts<X>));
     workspace memory;

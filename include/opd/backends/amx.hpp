@@ -71,6 +71,7 @@ inline namespace OPD_ISA {
 #if defined(OPD_AMX)
 /// The processor's.
 struct amx_tiles {
+    static constexpr const char* argument = "amx_head.w"; ///< of refusals
     struct alignas(64) shape {
         unsigned char palette = 1, start = 0, unused[14] = {};
         unsigned short row_bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
@@ -157,6 +158,7 @@ private:
 };
 #else
 struct amx_tiles {
+    static constexpr const char* argument = "amx_head.w";
     amx_tiles() { throw unsupported("opd::amx_head: matrix tiles (AMX) are those of Linux on x86-64"); }
     template <int, int>
     void run(const tile_block&) const {}
@@ -168,7 +170,8 @@ struct amx_tiles {
 
 inline namespace OPD_ISA {
 
-/// A head of float or bfloat16, or of a type with its bits, for the processor's matrix tiles.
+/// A head of float or bfloat16, or of a type with its bits, for the processor's matrix tiles. Tiles: what runs in their
+/// place (bf16.hpp).
 template <class E, class Tiles = detail::amx_tiles>
 struct amx_head {
     static_assert(detail::number_of_head<E>, "opd: a head is float or bfloat16");
@@ -179,7 +182,7 @@ struct amx_head {
     explicit amx_head(matrix_view<const E> of) : w(of) {
         if (w.rows < 0 || w.cols < 0 || (w.rows > 0 && w.cols > 0 && w.data == nullptr) ||
             (w.rows > 1 && w.stride < w.cols))
-            throw invalid_input("amx_head.w",
+            throw invalid_input(Tiles::argument,
                                 "is a null pointer, or has a negative size or a row stride below its columns");
         (void)Tiles{};
     }

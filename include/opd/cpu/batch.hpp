@@ -204,7 +204,7 @@ void plan_blocks(const Job& job, host_plan& plan, bool tiles = true) {
     cut_limits limits{std::max<index_t>(plan.rows, 1)};
     each_made(job, [&](const auto& side) {
         if constexpr (requires { side.dw; })
-            if constexpr (in_tiles<std::remove_cvref_t<decltype(side)>>)
+            if constexpr (back_in_tiles<std::remove_cvref_t<decltype(side)>>)
                 if (!side.dw.empty()) limits.whole = tile_cuts::side;
     });
     index_t least = 0; // ids of the smallest tile

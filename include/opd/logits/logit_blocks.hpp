@@ -47,11 +47,14 @@ index_t product_columns(const Hidden& h) {
     return h.x.cols + rank_of(h.w);
 }
 
-/// Whether its products are made by matrix tiles, and the numbers of states then.
-template <class Hidden>
-inline constexpr bool in_tiles = tiled_head<decltype(Hidden::w)>;
 template <class Hidden>
 using state_number = std::remove_cvref_t<decltype(Hidden::x.data[0])>;
+/// Whether matrix tiles make its logits, and its gradients too.
+template <class Hidden>
+concept in_tiles = tiled_head<decltype(Hidden::w)> &&
+    (!logits_alone<decltype(Hidden::w)> || brain_float<state_number<Hidden>>);
+template <class Hidden>
+concept back_in_tiles = in_tiles<Hidden> && !logits_alone<decltype(Hidden::w)>;
 template <class Hidden>
 inline constexpr index_t depth_there =
     logits_depth<tile_parts<typename decltype(Hidden::w)::number>, tile_parts<state_number<Hidden>>>;
@@ -66,14 +69,14 @@ index_t packed_there(const Hidden& h, index_t rows) {
 }
 template <class Hidden>
 index_t packed_back(const Hidden& h, index_t rows) {
-    if constexpr (in_tiles<Hidden>)
+    if constexpr (back_in_tiles<Hidden>)
         return tile_floats(most_tile_rows(rows), tile_cuts::padded(h.x.cols), tile_parts<state_number<Hidden>>);
     else
         return packed_along(rows, h.x.cols);
 }
 template <class Hidden>
 index_t sums_of_states(const Hidden& h, index_t rows) {
-    if constexpr (in_tiles<Hidden>)
+    if constexpr (back_in_tiles<Hidden>)
         return tile_cuts::padded(rows) * tile_cuts::stride_of_sums(h.x.cols);
     else
         return rows * head_cuts::padded(product_columns(h));
@@ -83,8 +86,10 @@ template <class Hidden>
 std::size_t worker_bytes(const Hidden& h, index_t rows) {
     if constexpr (fills_rows<Hidden>)
         return h.bytes_of_worker(rows);
-    else if constexpr (in_tiles<Hidden>)
+    else if constexpr (back_in_tiles<Hidden>)
         return tile_scratch(rows, tile_parts<typename decltype(h.w)::number>);
+    else if constexpr (in_tiles<Hidden>)
+        return std::max(logits_scratch(rows, 1), worker_floats::bytes(rows, product_columns(h)));
     else
         return worker_floats::bytes(rows, product_columns(h));
 }
@@ -121,7 +126,7 @@ struct block_memory {
             across = along = from.take<float>(tile > 0 ? there : std::max(there, way_back));
             if (tile > 0) along = from.take<float>(way_back);
             if (sums_states(h)) sums = from.take<float>(sums_of_states(h, rows));
-            if constexpr (in_tiles<Hidden>)
+            if constexpr (back_in_tiles<Hidden>)
                 if (needs_states(h)) in_32 = from.take<index_t>(most_tile_rows(rows));
             if constexpr (is_lora<decltype(h.w)>) {
                 if (sums_states(h)) back = from.take<float>(rows * rank);
@@ -238,7 +243,7 @@ void begin_drain(const Hidden& h, index_t begin, index_t end, float beta, bool f
 template <class Hidden>
 void ready_back(const Hidden& h, const block_memory<Hidden>& memory, row_list live, index_t begin, thread_team& team) {
     if (needs_states(h)) {
-        if constexpr (in_tiles<Hidden>)
+        if constexpr (back_in_tiles<Hidden>)
             pack_pairs_of_rows(h.x.data, h.x.stride, tile_rows(live, memory.in_32), h.x.cols, memory.along, team);
         else
             pack_states_along(h.x.data, h.x.stride, live, h.x.cols, memory.along, team);
@@ -276,11 +281,12 @@ void drain_to_states(const Hidden& h, const block_memory<Hidden>& memory, row_li
                      index_t last, index_t common, const Gradient& of_row, thread_team& team, worker_floats workers) {
     const index_t d = h.dx.empty() ? 0 : h.x.cols; // columns of W that are wanted; B's follow
     const auto multiply = [&](const auto& head) {
-        const index_t stride = in_tiles<Hidden> ? tile_cuts::stride_of_sums(head.width) : head_cuts::padded(head.width);
+        const index_t stride =
+            back_in_tiles<Hidden> ? tile_cuts::stride_of_sums(head.width) : head_cuts::padded(head.width);
         for (index_t from = first, to; from < last; from = to) {
             to = std::min(last, (from / stretch_of_ids + 1) * stretch_of_ids);
             const bool goes_on = from % stretch_of_ids != 0;
-            if constexpr (in_tiles<Hidden>)
+            if constexpr (back_in_tiles<Hidden>)
                 tile_to_states(of_row, rows, h.w, from, to, goes_on, memory.sums, team, workers);
             else
                 head_to_states(of_row, rows, head, from, to, head.width, goes_on, memory.sums, team, workers);
@@ -329,7 +335,7 @@ void drain(const Hidden& h, const block_memory<Hidden>& memory, row_list rows, i
     const bool adds = !first_block || h.beta_head != 0;
     if (!h.dw.empty()) {
         const auto to_head = [&](row_list some, index_t from, index_t to) {
-            if constexpr (in_tiles<Hidden>)
+            if constexpr (back_in_tiles<Hidden>)
                 tile_to_head<state_number<Hidden>, typename decltype(h.w)::tiles>(
                     of_row, tile_rows(some, memory.in_32), memory.along, d, from, to, adds, h.dw.data, h.dw.stride,
                     team, workers);

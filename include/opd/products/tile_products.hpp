@@ -172,16 +172,21 @@ constexpr index_t most_tile_rows(index_t rows) { return tile_cuts::padded(rows) 
 
 /// Floats of memory for a matrix of numbers in parts.
 constexpr index_t tile_floats(index_t rows, index_t columns, int parts) { return parts * rows * columns / 2; }
-/// Bytes that a worker needs for up to `rows` rows and a head of numbers in so many parts.
+/// Bytes that a worker needs for the logits of up to `rows` rows and a head of numbers in so many parts; for all three
+/// products.
+constexpr std::size_t logits_scratch(index_t rows, int parts) {
+    using cuts = tile_cuts;
+    const index_t some = std::min(cuts::padded(rows), cuts::rows);
+    return sizeof(float) * std::size_t(head_cuts::ids * some + tile_floats(cuts::side, cuts::depth_of_one, parts));
+}
 constexpr std::size_t tile_scratch(index_t rows, int parts) {
     using cuts = tile_cuts;
     const index_t some = std::min(cuts::padded(rows), cuts::rows);
-    const index_t there = head_cuts::ids * some + tile_floats(cuts::side, cuts::depth_of_one, parts),
-                  to_states =
+    const index_t to_states =
                       tile_floats(cuts::depth, some, gradient_parts) + tile_floats(cuts::depth, cuts::columns, parts),
                   to_head = tile_floats(cuts::ids_of_gradient, cuts::rows, gradient_parts) +
                             cuts::ids_of_gradient * cuts::columns_of_gradient + cuts::side * cuts::side;
-    return sizeof(float) * std::size_t(std::max({there, to_states, to_head}));
+    return std::max(logits_scratch(rows, parts), sizeof(float) * std::size_t(std::max(to_states, to_head)));
 }
 
 /// States for tile_logits: of each tile_piece of the width to[row / 16][part][k / 2][row % 16][k % 2]; 0 where there
