@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <barrier>
+#include <cmath>
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
@@ -17,6 +18,8 @@
 #include "backends/cuda_cases.hpp"
 #include "backends/cuda_device.cuh"
 #include "opd/backends/cuda_vocab_parallel.cuh"
+#include "opd/estimators/sampled.hpp"
+#include "opd/estimators/support.hpp"
 #include "support/shard_parts.hpp"
 
 namespace {
@@ -55,6 +58,32 @@ struct gathering_streams {
     }
 };
 
+/// Every rank's call, in a thread and on a stream of its own: call(rank, backend, ranks, gather) after it has got an
+/// arena of bytes(rank, backend, ranks).
+template <class Bytes, class Call>
+std::vector<result> run_ranks(device_memory& memory, std::size_t ranks, Bytes bytes, Call call) {
+    std::vector<cuda_backend> backends(ranks);
+    std::vector<result> got(ranks);
+    gathering_streams team(ranks);
+    for (std::size_t i = 0; i < ranks; ++i) {
+        REQUIRE(cudaStreamCreate(&backends[i].stream) == cudaSuccess);
+        const std::size_t size = bytes(i, backends[i], int(ranks));
+        backends[i].arena = {static_cast<std::byte*>(memory.allocate(size)), size};
+    }
+    {
+        std::vector<std::jthread> running;
+        for (std::size_t i = 0; i < ranks; ++i)
+            running.emplace_back([&, i] {
+                const auto gather = [&](const void* from, void* to, std::size_t size, cudaStream_t stream) {
+                    team(i, from, to, size, stream);
+                };
+                got[i] = call(i, backends[i], int(ranks), gather).fetch(backends[i].stream);
+            });
+    }
+    for (cuda_backend& be : backends) cudaStreamDestroy(be.stream);
+    return got;
+}
+
 /// Takes host calls, and runs each on the device in the shards of `cuts`.
 struct device_shards {
     static constexpr space memory_space = space::host;
@@ -80,49 +109,36 @@ struct device_shards {
         std::vector<std::vector<double>> lse(ranks, std::vector<double>(std::size_t(n)));
         std::vector<float*> on_losses;
         std::vector<double*> on_lse;
-        std::vector<cuda_backend> backends(ranks);
-        std::vector<result> got(ranks);
-        gathering_streams team(ranks);
-        device_env e;
-        e.reduction = job.env.reduction, e.on_infinite = job.env.on_infinite;
-        const auto student_of_rank = [&](std::size_t i) {
+        for (std::size_t i = 0; i < ranks; ++i)
+            on_losses.push_back(memory.put(losses[i])), on_lse.push_back(memory.put(lse[i]));
+        const auto shard = [&](std::size_t i) { return vocab_shard{.first = cuts[i], .total = job.vocab}; };
+        const auto student = [&](std::size_t i) {
             const index_t count = cuts[i + 1] - cuts[i];
             return student::logits<Z, G, space::device>{.z = {on_z + cuts[i], n, count, z.stride},
                                                         .dz = {on_dz + cuts[i], n, count, dz.stride},
                                                         .temperature = job.student.temperature,
                                                         .pad = padding::keep};
         };
-        const auto teacher_of_rank = [&](std::size_t i) {
+        const auto teacher = [&](std::size_t i) {
             return teacher::dense<Y, space::device>{{on_y + cuts[i], n, cuts[i + 1] - cuts[i], y.stride},
                                                     job.teacher.temperature};
         };
-        for (std::size_t i = 0; i < ranks; ++i) {
-            on_losses.push_back(memory.put(losses[i])), on_lse.push_back(memory.put(lse[i]));
-            const std::size_t bytes =
-                vocab_parallel_bytes(backends[i], {.first = cuts[i], .total = job.vocab}, student_of_rank(i),
-                                     teacher_of_rank(i), job.estimator, e, int(ranks));
-            backends[i].arena = {static_cast<std::byte*>(memory.allocate(bytes)), bytes};
-            REQUIRE(cudaStreamCreate(&backends[i].stream) == cudaSuccess);
-        }
-        {
-            std::vector<std::jthread> running;
-            for (std::size_t i = 0; i < ranks; ++i)
-                running.emplace_back([&, i] {
-                    device_env mine = e;
-                    mine.losses = vector_view<float, space::device>(on_losses[i], n);
-                    mine.lse = vector_view<double, space::device>(on_lse[i], n);
-                    got[i] = vocab_parallel(backends[i], {.first = cuts[i], .total = job.vocab}, student_of_rank(i),
-                                            teacher_of_rank(i), job.estimator, mine, int(ranks),
-                                            [&](const void* from, void* to, std::size_t bytes, cudaStream_t stream) {
-                                                team(i, from, to, bytes, stream);
-                                            })
-                                 .fetch(backends[i].stream);
-                });
-        }
-        for (std::size_t i = 0; i < ranks; ++i) {
-            cudaStreamDestroy(backends[i].stream);
-            memory.get(losses[i], on_losses[i]), memory.get(lse[i], on_lse[i]);
-        }
+        const auto env_of_rank = [&](std::size_t i) {
+            device_env e;
+            e.reduction = job.env.reduction, e.on_infinite = job.env.on_infinite;
+            e.losses = {on_losses[i], n}, e.lse = {on_lse[i], n};
+            return e;
+        };
+        const std::vector<result> got = run_ranks(
+            memory, ranks,
+            [&](std::size_t i, const cuda_backend& be, int count) {
+                return vocab_parallel_bytes(be, shard(i), student(i), teacher(i), job.estimator, env_of_rank(i), count);
+            },
+            [&](std::size_t i, const cuda_backend& be, int count, const auto& gather) {
+                return vocab_parallel(be, shard(i), student(i), teacher(i), job.estimator, env_of_rank(i), count,
+                                      gather);
+            });
+        for (std::size_t i = 0; i < ranks; ++i) memory.get(losses[i], on_losses[i]), memory.get(lse[i], on_lse[i]);
         check_equal(got, losses, lse);
         std::vector<G> written(std::size_t(n * dz.stride));
         memory.get(written, on_dz);
@@ -132,6 +148,41 @@ struct device_shards {
         return got[0];
     }
 };
+
+/// A call on few ids a row, in shards and as one.
+template <class Cache, class Estimator>
+void compare_with_one(device_memory& memory, const float* z, index_t n, index_t v, const Cache& cache,
+                      const Estimator& estimator) {
+    std::vector<float> whole(std::size_t(n * v)), split(whole);
+    float *on_whole = memory.put(whole), *on_split = memory.put(split);
+    const result want =
+        memory.finish(evaluate(memory.backend, student::logits{device_view(z, n, v), device_view(on_whole, n, v)},
+                               cache, estimator, device_env{}));
+    const std::vector<index_t> cuts{0, v / 3, v / 3, v - 1, v};
+    const auto shard = [&](std::size_t i) { return vocab_shard{.first = cuts[i], .total = v}; };
+    const auto student = [&](std::size_t i) {
+        const index_t count = cuts[i + 1] - cuts[i];
+        return student::logits<float, float, space::device>{
+            .z = {z + cuts[i], n, count, v}, .dz = {on_split + cuts[i], n, count, v}, .pad = padding::keep};
+    };
+    const std::vector<result> got = run_ranks(
+        memory, cuts.size() - 1,
+        [&](std::size_t i, const cuda_backend& be, int ranks) {
+            return vocab_parallel_bytes(be, shard(i), student(i), cache, estimator, device_env{}, ranks);
+        },
+        [&](std::size_t i, const cuda_backend& be, int ranks, const auto& gather) {
+            return vocab_parallel(be, shard(i), student(i), cache, estimator, device_env{}, ranks, gather);
+        });
+    for (const result& r : got) CHECK(std::memcmp(&r, &got[0], sizeof r) == 0);
+    CHECK(got[0].loss == doctest::Approx(want.loss).epsilon(1e-5));
+    memory.get(whole, on_whole), memory.get(split, on_split);
+    double top = 0, worst = 0;
+    for (std::size_t i = 0; i < whole.size(); ++i) {
+        top = std::max(top, std::abs(double(whole[i])));
+        worst = std::max(worst, std::abs(double(whole[i]) - double(split[i])));
+    }
+    CHECK(worst <= 1e-5 * top);
+}
 
 struct shard_check {
     const dense_case<>& c;
@@ -166,6 +217,27 @@ TEST_CASE("on the device: value and gradient in shards, the same bits on every r
                 check("chi_squared", chi_squared{});
             }
         }
+}
+
+TEST_CASE("on the device: supports and drawn tokens in shards as in one") {
+    if (!device_present()) return;
+    device_memory memory;
+    const index_t n = 4, v = 700, k = 6;
+    source s(3);
+    std::vector<float> z(std::size_t(n * v)), log_mu(std::size_t(n * k)), log_q(log_mu);
+    std::vector<std::int32_t> ids(std::size_t(n * k));
+    for (float& x : z) x = float(2 * s.normal());
+    for (std::size_t i = 0; i < ids.size(); ++i) {
+        ids[i] = std::int32_t(index_t(i) % k * 110 + s.below(110));
+        log_mu[i] = float(-6 - s.uniform()), log_q[i] = float(-5 - s.uniform());
+    }
+    const float* const on_z = memory.put(z);
+    const auto on_ids = device_view(static_cast<const std::int32_t*>(memory.put(ids)), n, k);
+    const auto on_mu = device_view(static_cast<const float*>(memory.put(log_mu)), n, k),
+               on_q = device_view(static_cast<const float*>(memory.put(log_q)), n, k);
+    compare_with_one(memory, on_z, n, v, teacher::samples{on_ids, on_mu, on_q}, mc{});
+    compare_with_one(memory, on_z, n, v, teacher::support{on_ids, on_q}, tail_bucket{reverse_kl{}});
+    compare_with_one(memory, on_z, n, v, teacher::support{on_ids, on_q}, renormalised{reverse_kl{}});
 }
 
 } // namespace

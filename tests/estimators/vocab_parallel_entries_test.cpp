@@ -6,6 +6,7 @@
 // whose head lies in shards, the call as its page has it, and what is refused.
 #include "support/compiled/sampled.hpp"
 #include "support/compiled/support.hpp"
+#include "support/entry_judges.hpp"
 #include "support/generators.hpp"
 #include "support/property.hpp"
 #include "support/shards.hpp"
@@ -29,55 +30,6 @@ using floats = std::vector<float>;
 const float nan_f = std::bit_cast<float>(0x7fc00000u);
 const float minus_inf = detail::neg_inf<float>();
 
-bool near(double a, double b, double size) { // what is not a number on one rank is none in shards
-    return detail::is_nan(a) ? detail::is_nan(b) : std::abs(a - b) <= 4e-6 * size + 1e-12;
-}
-
-/// A sparse call on one rank and in shards: the log-sum-exps differ by rounding of the sum alone, and all else follows.
-template <class Cache, class Estimator>
-exchanged agrees(const buffers<float>& b, const Cache& cache, const Estimator& estimator, env e,
-                 sharded_backend shards) {
-    buffers<float> whole = b, split = b;
-    const auto rows = std::size_t(b.p.rows);
-    std::vector<float> losses(rows), losses_split(rows);
-    std::vector<double> lse(rows), lse_split(rows);
-    cpu_backend one;
-    e.losses = losses, e.lse = lse;
-    const result want = evaluate(one, whole.student(), cache, estimator, e);
-    e.losses = losses_split, e.lse = lse_split;
-    const result got = evaluate(shards, split.student(), cache, estimator, e);
-    const double kept = double(std::max<index_t>(1, want.diagnostics.kept));
-    CHECK(got.diagnostics.bad_rows == want.diagnostics.bad_rows);
-    CHECK(got.diagnostics.first_bad_row == want.diagnostics.first_bad_row);
-    CHECK(got.diagnostics.infinite_rows == want.diagnostics.infinite_rows);
-    CHECK(got.diagnostics.tokens == want.diagnostics.tokens);
-    CAPTURE(got.diagnostics.ratio_sum);
-    CAPTURE(want.diagnostics.ratio_sum);
-    CHECK(near(got.diagnostics.ratio_sum, want.diagnostics.ratio_sum, 1 + want.diagnostics.ratio_sum));
-    double size = 1;
-    for (std::size_t r = 0; r < rows; ++r) {
-        size += std::abs(double(losses[r]));
-        CHECK(near(double(losses_split[r]), double(losses[r]), 1 + std::abs(double(losses[r]))));
-        CHECK(near(lse_split[r], lse[r], 1));
-    }
-    CHECK(near(got.loss, want.loss, size));
-    for (index_t r = 0; r < b.p.rows; ++r) {
-        // a drawn token's log p, of up to some 16 nats, is rounded to float in both; the log-sum-exps differ, so by a
-        // unit in the last place
-        double top = 0, log_p = 1;
-        for (index_t v = 0; v < b.p.vocab; ++v) {
-            top = std::max(top, std::abs(double(whole.dz_view()(r, v))));
-            const double far = lse[std::size_t(r)] - double(b.z_view()(r, v)) / double(b.p.temperature_p);
-            if (far < 16) log_p = std::max(log_p, far);
-        }
-        const double scale = std::max(1.0, std::abs(double(b.weights[std::size_t(r)])));
-        for (index_t v = 0; v < b.p.vocab; ++v)
-            CHECK(near(double(split.dz_view()(r, v)), double(whole.dz_view()(r, v)),
-                       top + 0.03 * (1 + log_p) * scale / kept / double(b.p.temperature_p)));
-    }
-    return shards.said;
-}
-
 const std::vector<flavour> kinds = {flavour::wide,     flavour::near_equal,  flavour::peaked,
                                     flavour::filtered, flavour::student_gap, flavour::diffuse};
 
@@ -95,8 +47,8 @@ TEST_CASE("supports: a row's ids lie in any shard, the tail in all of them") {
                      e.weights = b.weights;
                      auto known = c.support();
                      if (p.seed % 3 == 0) known.log_tail = {}; // inferred
-                     const exchanged said =
-                         agrees(b, known, estimator, e, {.threads = p.seed % 4 == 0, .seed = p.seed});
+                     const exchanged said = agrees_on_entries(
+                         b, known, estimator, e, sharded_backend{.threads = p.seed % 4 == 0, .seed = p.seed});
                      RC_ASSERT(said.rounds <= 1);
                  },
                  {.cases = 80});
@@ -110,11 +62,11 @@ TEST_CASE("supports: unused slots, ids out of range, ids that repeat, and rows o
     std::vector<std::int32_t> ids{0, 29, 7, 5, -1, 12, -1, -1, -1, 3, 30, 4, 8, 9, 8};
     floats log_q(15, -2.0f);
     const teacher::support known{view(std::as_const(ids).data(), 5, 3), view(std::as_const(log_q).data(), 5, 3)};
-    agrees(b, known, tail_bucket{reverse_kl{}}, {}, {.cuts = {0, 1, 8, 8, 20, 30}});
+    agrees_on_entries(b, known, tail_bucket{reverse_kl{}}, {}, sharded_backend{.cuts = {0, 1, 8, 8, 20, 30}});
     const std::vector<std::int64_t> offsets{0, 3, 4, 4, 9, 15};
     const teacher::ragged_support ragged{view(std::as_const(ids).data(), 15), view(std::as_const(log_q).data(), 15),
                                          row_offsets<>(offsets)};
-    agrees(b, ragged, tail_bucket{reverse_kl{}}, {}, {.cuts = {0, 1, 8, 8, 20, 30}});
+    agrees_on_entries(b, ragged, tail_bucket{reverse_kl{}}, {}, sharded_backend{.cuts = {0, 1, 8, 8, 20, 30}});
 }
 
 TEST_CASE("drawn tokens: their logit comes from the shard that has it") {
@@ -137,7 +89,7 @@ TEST_CASE("drawn tokens: their logit comes from the shard that has it") {
                      evaluate(one, s.value_only(), c.samples(), mc{}, first);
                      e.given_lse = lse;
                  }
-                 const exchanged said = agrees(b, c.samples(), mc{}, e, shards);
+                 const exchanged said = agrees_on_entries(b, c.samples(), mc{}, e, shards);
                  RC_ASSERT(said.rounds <= 1);
              },
              {.cases = 100});
@@ -148,7 +100,7 @@ TEST_CASE("drawn tokens: their logit comes from the shard that has it") {
                  const caches<float> c(b, 1, 9);
                  env e = b.masked_env();
                  e.measure.entropy = p.seed % 2 == 0;
-                 const exchanged said = agrees(b, c.weighted(), mc{}, e, {.seed = p.seed});
+                 const exchanged said = agrees_on_entries(b, c.weighted(), mc{}, e, sharded_backend{.seed = p.seed});
                  RC_ASSERT(said.rounds <= 2);
              },
              {.cases = 60});
@@ -161,7 +113,7 @@ TEST_CASE("drawn tokens: a shard without them has the softmax's share alone; wha
     const floats log_mu{-2, -2, -3, -2, -1, -2}, log_q{-1, -1, -2, -4, -1, -2};
     const auto m = [&](const auto& x) { return view(x.data(), 3, 2); };
     const teacher::samples drawn{m(ids), m(log_mu), m(log_q)};
-    agrees(b, drawn, mc{}, {}, {.cuts = {0, 4, 5, 11, v}}); // row 2: id 12 is out of range
+    agrees_on_entries(b, drawn, mc{}, {}, sharded_backend{.cuts = {0, 4, 5, 11, v}}); // row 2: id 12 is out of range
     sharded_backend shards{.cuts = {0, 4, 5, 11, v}};
     env e;
     std::vector<double> lse(3);
@@ -176,13 +128,13 @@ TEST_CASE("drawn tokens: a shard without them has the softmax's share alone; wha
     for (const index_t at : {4, 9}) { // NaN at a token, and where none is
         buffers<float> bad = b;
         bad.z[std::size_t(at)] = nan_f;
-        agrees(bad, drawn, mc{}, {}, {.cuts = {0, 4, 5, 11, v}});
+        agrees_on_entries(bad, drawn, mc{}, {}, sharded_backend{.cuts = {0, 4, 5, 11, v}});
         const std::vector<double> given{1, 2, 3}; // vouches for what is not looked at
         env with;
         with.given_lse = given;
-        if (at == 4) agrees(bad, drawn, mc{}, with, {.cuts = {0, 4, 5, 11, v}});
+        if (at == 4) agrees_on_entries(bad, drawn, mc{}, with, sharded_backend{.cuts = {0, 4, 5, 11, v}});
         b.z[std::size_t(v + 4)] = minus_inf;
-        agrees(b, drawn, mc{}, {}, {.cuts = {0, 4, 5, 11, v}});
+        agrees_on_entries(b, drawn, mc{}, {}, sharded_backend{.cuts = {0, 4, 5, 11, v}});
     }
 }
 
@@ -272,7 +224,7 @@ void hidden_agrees(const side& s, const Known& known, const Estimator& estimator
     for (const std::vector<index_t>& cuts : std::vector<std::vector<index_t>>{
              {0, s.v}, {0, s.v / 3, s.v / 3, s.v}, random_cuts(s.v, 4), random_cuts(s.v, 7)}) {
         const hidden_answer first = in_shards(s, known, estimator, cuts, 0, e);
-        CHECK(near(first.r.loss, want.loss, 1 + std::abs(want.loss)));
+        CHECK(near_number(first.r.loss, want.loss, 1 + std::abs(want.loss)));
         CHECK(first.r.diagnostics.bad_rows == want.diagnostics.bad_rows);
         CHECK(distance(first.dx, one.dx) < 4e-6);
         CHECK(distance(first.dw, one.dw) < 4e-6);
@@ -350,7 +302,7 @@ TEST_CASE(
         std::vector<std::unique_ptr<decltype(make(0))>> calls;
         for (std::size_t i = 0; i < 2; ++i) calls.push_back(std::make_unique<decltype(make(0))>(make(i)));
         run_rounds(calls, false);
-        for (auto& c : calls) CHECK(near(c->finish().loss, want, 1 + want));
+        for (auto& c : calls) CHECK(near_number(c->finish().loss, want, 1 + want));
         for (auto& c : calls) c->backward();
         for (std::size_t i = 0; i < dx.size(); ++i) dx[i] = own_x[0][i] + own_x[1][i];
         for (std::size_t i = 0; i < sum_a.size(); ++i) sum_a[i] = own_a[0][i] + own_a[1][i];

@@ -5,6 +5,7 @@
 // A vocabulary in shards, of losses that read few ids: renormalised supports and tokens drawn under a filter. Ranks
 // tell each other the logits of these ids, so every rank computes what one rank would: the same bits, whatever the
 // split.
+#include "backends/host_run_shards.hpp"
 #include "support/generators.hpp"
 #include "support/property.hpp"
 #include "support/shards.hpp"
@@ -15,6 +16,8 @@
 #include <cstring>
 #include <doctest/doctest.h>
 #include <string>
+#include <type_traits>
+#include <utility>
 #include <vector>
 
 #include <opd/opd.hpp>
@@ -32,12 +35,11 @@ bool same_bytes(const std::vector<T>& a, const std::vector<T>& b) {
 }
 /// The call on one rank and in shards.
 template <class Cache, class Estimator>
-exchanged split_agrees(const buffers<float>& b, const Cache& cache, const Estimator& estimator, env e,
-                       sharded_backend shards) {
+exchanged split_agrees(const buffers<float>& b, const Cache& cache, const Estimator& estimator, env e, auto shards,
+                       auto&& one) {
     buffers<float> whole = b, split = b;
     const auto rows = std::size_t(b.p.rows);
     std::vector<float> losses(rows, 7.F), losses_split(rows, 7.F);
-    cpu_backend one;
     e.losses = losses;
     const result want = evaluate(one, whole.student(), cache, estimator, e);
     e.losses = losses_split;
@@ -56,6 +58,18 @@ exchanged split_agrees(const buffers<float>& b, const Cache& cache, const Estima
                 CHECK(split.dz_view()(r, v) == whole.dz_view()(r, v));
             }
     return shards.said;
+}
+template <class Cache, class Estimator>
+exchanged split_agrees(const buffers<float>& b, const Cache& cache, const Estimator& estimator, env e,
+                       const sharded_backend& shards) {
+    return split_agrees(b, cache, estimator, e, shards, cpu_backend{});
+}
+/// The same by a GPU's kernels.
+template <class Cache, class Estimator>
+exchanged kernels_agree(const buffers<float>& b, const Cache& cache, const Estimator& estimator, env e,
+                        const std::vector<index_t>& cuts) {
+    return split_agrees(b, cache, estimator, e, host_run_shards{.cuts = cuts, .threads = 8},
+                        host_run_backend{.threads = 8});
 }
 
 const std::vector<flavour> kinds = {flavour::wide,     flavour::near_equal,  flavour::peaked,
@@ -100,6 +114,9 @@ TEST_CASE("renormalised supports: the bits of one rank, in one round") {
                      const exchanged said =
                          split_agrees(b, c.support(), estimator, e, {.threads = p.seed % 4 == 0, .seed = p.seed});
                      RC_ASSERT(said.rounds <= 1);
+                     if constexpr (std::is_same_v<std::remove_cvref_t<decltype(estimator)>, renormalised<reverse_kl>>)
+                         RC_ASSERT(
+                             kernels_agree(b, c.support(), estimator, e, random_cuts(p.vocab, p.seed + 1)).rounds == 1);
                  },
                  {.cases = 60});
     };
@@ -133,6 +150,8 @@ TEST_CASE("renormalised supports: unused slots, ids that are none or repeat, log
         split_agrees(b, known(), renormalised{reverse_kl{}}, {.on_infinite = infinite::floor(-20)}, shards);
         log_q[0] = 1; // no log-prob
         split_agrees(b, known(), renormalised{forward_kl{}}, {}, shards);
+        kernels_agree(b, known(), renormalised{reverse_kl{}}, {}, shards.cuts);
+        kernels_agree(b, ragged(), renormalised{reverse_kl{}}, {}, shards.cuts);
         CHECK(evaluate(one, b.student(), known(), renormalised{forward_kl{}}).diagnostics.bad_rows == 5);
         log_q[0] = -2;
     }
@@ -157,6 +176,7 @@ TEST_CASE("drawn tokens on the ids that a filter kept: the bits of one rank, in 
                  const exchanged said =
                      split_agrees(b, cache, mc{reverse_kl{}}, e, {.threads = p.seed % 4 == 0, .seed = p.seed});
                  RC_ASSERT(said.rounds <= 1);
+                 RC_ASSERT(kernels_agree(b, cache, mc{reverse_kl{}}, e, random_cuts(p.vocab, p.seed + 1)).rounds == 1);
              },
              {.cases = 100});
     // sets that do not ascend or hold no ids, and a logit that is none, in a set and outside it
@@ -170,6 +190,7 @@ TEST_CASE("drawn tokens on the ids that a filter kept: the bits of one rank, in 
         teacher::samples{view(one.data(), 5, 1), view(log_mu.data(), 5, 1), view(log_q.data(), 5, 1)},
         view(ids.data(), 10), row_offsets<>(offsets)};
     split_agrees(b, cache, mc{reverse_kl{}}, {}, {.cuts = {0, 3, 3, 5, 20}});
+    kernels_agree(b, cache, mc{reverse_kl{}}, {}, {0, 3, 3, 5, 20});
     cpu_backend backend;
     CHECK(evaluate(backend, b.student(), cache, mc{reverse_kl{}}).diagnostics.bad_rows == 3);
 }

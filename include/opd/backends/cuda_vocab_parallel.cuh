@@ -13,15 +13,17 @@
 //
 //   student   student::logits of the shard's columns, (N, count), or student::hidden with the shard's rows of the head;
 //             count may be 0
-//   teacher   teacher::dense or teacher::hidden of the same ids. teacher::lumped{…, common}: as in vocab_parallel.hpp
+//   teacher   teacher::dense or teacher::hidden of the same ids; support, samples or weighted with all their slots on
+//             every rank alike. teacher::lumped{…, common}: as in vocab_parallel.hpp
 //   env       the same on every rank; given_lse is over the whole vocabulary
 //   gather    `bytes` from every rank's `from`, in the order of ranks, to every rank's `to`; enqueued on the stream
 //
-// Computes what `evaluate` does for a dense teacher, with a value within rounding of it, on every rank the same bits;
-// dz of own ids is complete. Nothing waits, and all may be captured if the gathers may. A gradient that its type does
-// not hold saturates. Rows are bad, on every rank, where the shards do not hold each id once.
+// Computes what `evaluate` does, with a value within rounding of that, on every rank the same bits; dz of own ids is
+// complete. Nothing waits, and all may be captured if the gathers may. A gradient that its type does not hold
+// saturates. Rows are bad, on every rank, where the shards do not hold each id once.
 //
-// Memory: `vocab_parallel_bytes` of the arena, some 1.9 kB a row and 216 bytes a row and rank.
+// Memory: `vocab_parallel_bytes` of the arena: some 1.2 kB a row, 3.1 of a support, and 232 bytes a row for each rank
+// and once more; of supports and drawn tokens also their slots.
 //
 // Throws invalid_input and unsupported as `evaluate` does on this backend, before anything is enqueued; cuda_error
 // where a launch is refused; what the gather throws, with dz in whatever state kernels have left it.
@@ -59,11 +61,14 @@ template <class Student, class Teacher, class Estimator>
 constexpr bool fits_device_shards() {
     if constexpr (!types_fit<cuda_backend, Student, Teacher, Estimator>())
         return false; // it has said why
-    else if constexpr (Teacher::kind != cache_kind::dense ||
-                       !(has_kernel<row_job<Student, Teacher, Estimator, space::device>> ||
-                         has_block_kernel<row_job<Student, Teacher, Estimator, space::device>>))
-        static_assert(never<Student>, "opd: on a GPU shards of a vocabulary are of dense rows: student::logits or "
-                                      "student::hidden, and teacher::dense or teacher::hidden, of the rank's ids");
+    else if constexpr (Student::sparse_gradient)
+        static_assert(never<Student>,
+                      "opd: a gradient of slots is not a shard's: of a vocabulary in shards the student "
+                      "is student::logits of its columns, or student::hidden of its head's rows");
+    else if constexpr (!has_kernel<row_job<Student, Teacher, Estimator, space::device>> &&
+                       !has_block_kernel<row_job<Student, Teacher, Estimator, space::device>>)
+        static_assert(never<Student>, "opd: cuda_backend has no rows for this student, cache and estimator; see "
+                                      "docs/support-matrix.md");
     else
         return true;
     return false;

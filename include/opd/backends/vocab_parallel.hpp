@@ -88,7 +88,9 @@ constexpr bool fits_shards() {
     if constexpr (!types_fit<Backend, Student, Teacher, Estimator>())
         return false; // it has said why
     else if constexpr (!requires(Backend & be) { be.team().size(); })
-        static_assert(never<Backend>, "opd: shards of a vocabulary are run by the CPU backends");
+        static_assert(never<Backend>,
+                      "opd: this call of shards of a vocabulary is the CPU backends'; with ranks and an "
+                      "all-gather it is cuda_backend's, of opd/backends/cuda_vocab_parallel.cuh");
     else if constexpr (Student::sparse_gradient)
         static_assert(never<Student>,
                       "opd: a gradient of slots is not a shard's: of a vocabulary in shards the student "

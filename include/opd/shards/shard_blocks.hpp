@@ -47,8 +47,8 @@ const index_t* run_shard_in_blocks(const Job& job, const vocab_shard& shard, int
     std::byte* const of_shard = memory + plan.blocks.bytes;
     each_block_of(job, plan.blocks, memory, launch, products,
                   [&](const auto& block, const auto& frame, index_t begin, index_t end) {
-                      launch_rounds(block, shard, ranks, plan.blocks.batch, frame, plan.shard, begin, end,
-                                    memory + plan.blocks.batch.scratch, of_shard, out, begin > 0, launch, gather);
+                      launch_rounds(block, shard, ranks, plan.blocks.batch, frame, plan.shard, begin, end, of_shard,
+                                    out, begin > 0, launch, gather);
                   });
     return reinterpret_cast<const index_t*>(of_shard);
 }

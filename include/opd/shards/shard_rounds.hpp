@@ -12,6 +12,8 @@
 //   round i      state back from memory; thread 0 merges the ranks' items in the order of ranks, whatever moved them,
 //                and finishes the phase; on to the next cut, or to the gradient and the row's end
 //
+// Rows of few ids send the logits of their slots along, and keep their scratch from round to round.
+//
 // Nothing waits to see how far rows have come, so a call can be captured: it enqueues as many rounds as the longest
 // way through a row has cuts. A round in which no row is left costs a launch and a gather of small items. Ranks that
 // are not in the same call, or whose shards do not make up the vocabulary, make the rows bad, on every rank alike.
@@ -43,13 +45,20 @@ template <space S>
 struct shard_row_frame : row_frame<S> {
     using whole = row_frame<S>;
     vocab_shard shard = {};
+    std::size_t logits_from = 0; ///< in a row's scratch, where rows have no place of their own for them
+    /// The ranks have told each other the logits of a row's slots.
+    template <class Rows>
+    OPD_HD known_logit student_at(const Rows& k, const row_state& st, index_t slot) const {
+        return {exchanged(k, st)[slot]};
+    }
 };
 
 /// A row's state, and the cut that it waits at: the phase's place in the row.
 template <class State>
 struct cut_state : State {
     int cut = -1;
-    bool waits = false;
+    int logits = 0;                   ///< that go along
+    bool waits = false, told = false; ///< told: the logits have been on their way
 };
 
 /// What went round last, and what goes next. The ranks' items are `bytes` apart in `all`.
@@ -76,7 +85,8 @@ struct shard_gather {
             const auto& head = *reinterpret_cast<const partials_head*>(all + static_cast<std::size_t>(i) * bytes);
             const auto& theirs = *reinterpret_cast<const partial_item*>(item_of(i, item.row));
             if (head.round != sent.round || head.items != sent.items || head.stride != sent.stride ||
-                theirs.row != item.row || theirs.phase != item.phase || theirs.kind != item.kind)
+                theirs.row != item.row || theirs.phase != item.phase || theirs.kind != item.kind ||
+                theirs.logits != item.logits)
                 return false;
             ids_found += head.ids, sum_found += head.sum_of_ids;
         }
@@ -86,6 +96,20 @@ struct shard_gather {
     OPD_HD const Partial& payload(int rank, index_t row) const {
         return *reinterpret_cast<const Partial*>(item_of(rank, row) + sizeof(partial_item));
     }
+    /// A slot's logit: its shard's; elsewhere -inf. `at`: in the item.
+    OPD_HD double logit(index_t row, std::size_t at, index_t slot) const {
+        double z = neg_inf<double>();
+        for (int i = 0; i < ranks && is_neg_inf(z); ++i)
+            z = reinterpret_cast<const double*>(item_of(i, row) + at)[slot];
+        return z;
+    }
+};
+
+template <class Phase, class Rows>
+using part_of = decltype(Phase::start(std::declval<const Rows&>(), std::declval<const typename Rows::state_type&>()));
+template <class Phase>
+inline constexpr bool reads_slots_of_row = requires {
+    Phase::reads_slots;
 };
 
 /// A phase at its place in the row, with what the kernel knows: the phases below, each run by the block's team.
@@ -95,8 +119,18 @@ struct cut_phase {
     const shard_gather& exchange;
     int here;
 
-    OPD_HD partial_item item(index_t row, partial_kind kind) const {
-        return {row, static_cast<std::int16_t>(here), kind, 0};
+    template <class State>
+    OPD_HD partial_item item(const State& st, partial_kind kind) const {
+        return {st.row, static_cast<std::int16_t>(here), kind, st.logits};
+    }
+    template <class State>
+    OPD_HD bool at_cut(const State& st) const {
+        return st.waits && here == st.cut;
+    }
+    template <class State>
+    OPD_HD void wait(State& st, partial_kind kind) const {
+        *reinterpret_cast<partial_item*>(exchange.item_to_send(st.row)) = item(st, kind);
+        st.cut = here, st.waits = true;
     }
     /// Whether the walk has come to a phase that is still to be done.
     template <class Phase, class State>
@@ -107,11 +141,12 @@ struct cut_phase {
 /// At the cut that the row waits at: the sum over all ids.
 template <class Phase>
 struct merge_parts : by_one<merge_parts<Phase>> {
-    OPD_HD static bool due(const auto& p, const auto& st) { return st.waits && p.here == st.cut; }
+    OPD_HD static bool due(const auto& p, const auto& st) { return p.at_cut(st); }
     OPD_HD static void once(const auto& p, auto& st) {
         using partial = decltype(Phase::start(p.rows, st));
-        st.waits = false;
-        if (!p.exchange.agree(p.item(st.row, kind_of<partial>()))) {
+        const bool agreed = p.exchange.agree(p.item(st, kind_of<partial>()));
+        st.waits = false, st.logits = 0;
+        if (!agreed) {
             st.report.bad = true;
             return;
         }
@@ -126,17 +161,58 @@ template <class Phase>
 struct send_part : Phase {
     OPD_HD static bool due(const auto& p, const auto& st) { return p.template reaches<Phase>(st); }
     template <class At>
-    OPD_HD OPD_INLINE static auto part(const auto& p, const auto& st, At at) {
+    OPD_HD OPD_INLINE static auto part(const auto& p, auto& st, At at) {
         if constexpr (!sums_beyond_common<Phase>)
             if (p.rows.vocab == 0) return Phase::start(p.rows, st);
         return Phase::part(p.rows, st, at);
     }
     template <class Partial>
     OPD_HD static void finish(const auto& p, auto& st, const Partial& mine) {
-        std::byte* const to = p.exchange.item_to_send(st.row);
-        *reinterpret_cast<partial_item*>(to) = p.item(st.row, kind_of<Partial>());
-        *reinterpret_cast<Partial*>(to + sizeof(partial_item)) = mine;
-        st.cut = p.here, st.waits = true;
+        *reinterpret_cast<Partial*>(p.exchange.item_to_send(st.row) + sizeof(partial_item)) = mine;
+        p.wait(st, kind_of<Partial>());
+    }
+};
+/// Logits of slots, on their way behind the part of a cut, or by themselves where no sum came before the phase that
+/// reads them. `Bytes`: of the part.
+template <class Phase, std::size_t Bytes>
+struct send_logits {
+    static constexpr std::size_t at_byte = sizeof(partial_item) + Bytes;
+    OPD_HD static bool due(const auto& p, const auto& st) {
+        if (st.told) return false;
+        if constexpr (Bytes > 0)
+            return p.template reaches<Phase>(st);
+        else
+            return !st.waits && p.here > st.cut && st.good();
+    }
+    OPD_HD static void run(const auto& p, const auto& st, auto at) {
+        auto* const to = reinterpret_cast<double*>(p.exchange.item_to_send(st.row) + at_byte);
+        const index_t count = count_exchanged(p.rows, st);
+        for (index_t j = at.id; j < count; j += at.count) to[j] = own_logit(p.rows, st, j);
+    }
+};
+template <class Phase, std::size_t Bytes>
+struct tell_logits : by_one<tell_logits<Phase, Bytes>> {
+    OPD_HD static bool due(const auto& p, const auto& st) { return send_logits<Phase, Bytes>::due(p, st); }
+    OPD_HD static void once(const auto& p, auto& st) {
+        st.told = true, st.logits = static_cast<int>(count_exchanged(p.rows, st));
+        if (Bytes == 0) p.wait(st, partial_kind::none);
+    }
+};
+template <std::size_t Bytes>
+struct take_logits {
+    OPD_HD static bool due(const auto& p, const auto& st) { return p.at_cut(st) && st.logits > 0; }
+    OPD_HD static void run(const auto& p, const auto& st, auto at) {
+        double* const to = exchanged(p.rows, st);
+        for (index_t j = at.id; j < st.logits; j += at.count)
+            to[j] = p.exchange.logit(st.row, sizeof(partial_item) + Bytes, j);
+    }
+};
+/// After them: the row goes on with the phase that it waited before.
+struct end_of_logits : by_one<end_of_logits> {
+    OPD_HD static bool due(const auto& p, const auto& st) { return p.at_cut(st); }
+    OPD_HD static void once(const auto& p, auto& st) {
+        st.report.bad |= !p.exchange.agree(p.item(st, partial_kind::none));
+        st.waits = false, st.logits = 0, --st.cut;
     }
 };
 /// A sum over what every rank has.
@@ -144,7 +220,7 @@ template <class Phase>
 struct own_part : Phase {
     OPD_HD static bool due(const auto& p, const auto& st) { return p.template reaches<Phase>(st); }
     template <class At>
-    OPD_HD OPD_INLINE static auto part(const auto& p, const auto& st, At at) {
+    OPD_HD OPD_INLINE static auto part(const auto& p, auto& st, At at) {
         return Phase::part(p.rows, st, at);
     }
     template <class Partial>
@@ -174,15 +250,36 @@ struct cut_walk {
     OPD_HD OPD_INLINE void fold(const Rows& k) {
         const cut_phase<Rows> p{k, exchange, here++};
         if constexpr (sums_over_shards<Phase, Rows>) {
+            constexpr std::size_t bytes = sizeof(part_of<Phase, Rows>);
+            if constexpr (exchanges_logits<Rows>) team.template each<take_logits<bytes>>(p);
             team.template each<merge_parts<Phase>>(p);
+            if constexpr (exchanges_logits<Rows>) send<Phase, bytes>(p);
             team.template fold<send_part<Phase>>(p);
         } else {
+            wait_for_slots<Phase>(p);
             team.template fold<own_part<Phase>>(p);
         }
     }
     template <class Phase, class Rows>
     OPD_HD OPD_INLINE void each(const Rows& k) {
-        team.template each<own_step<Phase>>(cut_phase<Rows>{k, exchange, here++});
+        const cut_phase<Rows> p{k, exchange, here++};
+        wait_for_slots<Phase>(p);
+        team.template each<own_step<Phase>>(p);
+    }
+
+private:
+    template <class Phase, std::size_t Bytes>
+    OPD_HD OPD_INLINE void send(const auto& p) {
+        team.template each<send_logits<Phase, Bytes>>(p);
+        team.template each<tell_logits<Phase, Bytes>>(p);
+    }
+    template <class Phase>
+    OPD_HD OPD_INLINE void wait_for_slots(const auto& p) {
+        if constexpr (reads_slots_of_row<Phase>) {
+            team.template each<take_logits<0>>(p);
+            team.template each<end_of_logits>(p);
+            send<Phase, 0>(p);
+        }
     }
 };
 
@@ -203,25 +300,42 @@ template <class Phase, class Rows>
 OPD_HD bool may_be_due(const Rows& k) {
     typename Rows::state_type st{};
     st.kept = true;
-    for (int step = 0; step <= static_cast<int>(row_step::write_careful); ++step) {
-        st.next = static_cast<row_step>(step);
-        if (is_due<Phase>(k, st)) return true;
+    if constexpr (requires { st.next; }) {
+        for (int step = 0; step <= static_cast<int>(row_step::write_careful); ++step) {
+            st.next = static_cast<row_step>(step);
+            if (is_due<Phase>(k, st)) return true;
+        }
+        return false;
+    } else {
+        return is_due<Phase>(k, st);
     }
-    return false;
 }
-/// A team that finds the cuts.
+/// A team that finds the cuts. Logits of slots go along with the first, for no good row passes it by.
 struct cut_counter {
     row_cuts cuts = {};
     template <class Phase, class Rows>
     OPD_HD void fold(const Rows& k) {
         if constexpr (sums_over_shards<Phase, Rows>) {
-            using partial = decltype(Phase::start(k, typename Rows::state_type{}));
+            using partial = part_of<Phase, Rows>;
             static_assert(std::is_trivially_copyable_v<partial> && sizeof(partial) % 8 == 0);
-            if (may_be_due<Phase>(k)) cuts.bytes[cuts.count++] = sizeof(partial);
+            if (may_be_due<Phase>(k)) add(k, sizeof(partial));
+        } else {
+            each<Phase>(k);
         }
     }
     template <class Phase, class Rows>
-    OPD_HD void each(const Rows&) {}
+    OPD_HD void each(const Rows& k) {
+        if constexpr (reads_slots_of_row<Phase> && exchanges_logits<Rows>)
+            if (cuts.count == 0) add(k, 0);
+    }
+
+private:
+    template <class Rows>
+    OPD_HD void add(const Rows& k, std::size_t bytes) {
+        if constexpr (exchanges_logits<Rows>)
+            if (cuts.count == 0) bytes += sizeof(double) * most_exchanged(k);
+        cuts.bytes[cuts.count++] = bytes;
+    }
 };
 
 /// A thread's share of copying bytes, which are whole words.
@@ -238,6 +352,8 @@ struct shard_round : row_groups<Rows> {
     using state_type = cut_state<typename Rows::state_type>;
     static_assert(std::is_trivially_copyable_v<state_type> && sizeof(state_type) % 8 == 0);
     state_type* states = nullptr; ///< of the rows [begin, end)
+    std::byte* kept = nullptr;    ///< scratch of each of them
+    std::size_t kept_of_row = 0;
     shard_gather exchange = {};
     bool first = false; ///< of the rounds
     OPD_HD state_type* state(index_t row) const { return states + (row - this->begin); }
@@ -282,15 +398,14 @@ struct shard_round : row_groups<Rows> {
     template <class Team>
     OPD_HD void run(index_t group, Team& team) const {
         const Rows& k = this->rows;
-        std::byte* const memory = this->scratch + this->scratch_of_group * static_cast<std::size_t>(group);
         const index_t from = this->begin + group * k.frame.group;
         if (group == 0) {
-            team.begin(0, memory);
+            team.begin(0, nullptr);
             team.template each<write_head>(*this);
         }
         for (index_t r = from; r < from + k.frame.group && r < this->end; ++r) {
             if (!first && !state(r)->waits) continue;
-            team.begin(r, memory);
+            team.begin(r, kept + kept_of_row * static_cast<std::size_t>(r - this->begin));
             if (first)
                 team.template each<begin_row<Rows>>(k);
             else
@@ -368,20 +483,29 @@ struct shard_plan {
     using state_type = typename shard_round<rows_type>::state_type;
     index_t rows; ///< of a launch
     row_cuts cuts;
-    std::size_t states, own, all, bytes; ///< at 0 the count of rows that are cut off
+    std::size_t of_row;                        ///< scratch
+    std::size_t states, kept, own, all, bytes; ///< at 0 the count of rows that are cut off
 
     shard_plan(const Job& job, const vocab_shard& shard, int ranks, index_t rows_)
-        : rows(rows_), cuts(cuts_of(rows_of<thread_engine>(job, frame_on(job, shard, with_env(job))))),
-          states(device_plan::aligned(sizeof(index_t))),
-          own(states + device_plan::aligned(sizeof(state_type) * static_cast<std::size_t>(rows))),
-          all(own + gathered(0)), bytes(all + gathered(0) * static_cast<std::size_t>(ranks)) {}
+        : shard_plan(rows_of<thread_engine>(job, frame_on(job, shard, with_env(job))), ranks, rows_) {}
+    shard_plan(const rows_type& k, int ranks, index_t rows_)
+        : rows(rows_), cuts(cuts_of(k)), of_row(scratch_of(k)), states(device_plan::aligned(sizeof(index_t))),
+          kept(states + device_plan::aligned(sizeof(state_type) * static_cast<std::size_t>(rows))),
+          own(kept + device_plan::aligned(of_row * static_cast<std::size_t>(rows))), all(own + gathered(0)),
+          bytes(all + gathered(0) * static_cast<std::size_t>(ranks)) {}
 
+    /// Of a row, which has it from round to round.
+    static std::size_t scratch_of(const rows_type& k) {
+        std::size_t bytes = k.scratch_bytes();
+        if constexpr (exchanges_logits<rows_type>) bytes += exchanged_bytes(k);
+        return (bytes + 63) / 64 * 64;
+    }
     /// Bytes that a rank sends in a round.
     std::size_t gathered(int round) const {
         return device_plan::aligned(sizeof(partials_head) + cuts.stride(round) * static_cast<std::size_t>(rows));
     }
     static frame_type frame_on(const Job& job, const vocab_shard& shard, const typename frame_type::whole& batch) {
-        frame_type f{batch, shard};
+        frame_type f{batch, shard, 0};
         if constexpr (is_lumped<decltype(Job::teacher)>) f.shard.total = job.teacher.common; // of the entries
         return f;
     }
@@ -403,21 +527,21 @@ struct shard_plan {
 template <class Job, space S, class Launch, class Gather>
 void launch_rounds(const Job& job, const vocab_shard& shard, int ranks, const device_plan& batch,
                    const row_frame<S>& frame, const shard_plan<Job>& plan, index_t begin, index_t end,
-                   std::byte* scratch, std::byte* memory, result* out, bool more, Launch&& launch, Gather&& gather) {
+                   std::byte* memory, result* out, bool more, Launch&& launch, Gather&& gather) {
     using round_type = shard_round<typename shard_plan<Job>::rows_type>;
     using state_type = typename shard_plan<Job>::state_type;
     auto* const states = reinterpret_cast<state_type*>(memory + plan.states);
     const index_t rows = end - begin, groups = (rows + batch.group - 1) / batch.group;
-    const std::size_t of_group = batch.groups > 0 ? (batch.bytes - batch.scratch) / std::size_t(batch.groups) : 0;
     shard_gather exchange;
     exchange.own = memory + plan.own, exchange.all = memory + plan.all, exchange.ranks = ranks, exchange.first = begin;
     exchange.ids = static_cast<std::uint64_t>(shard.total);
     exchange.sum_of_ids = sum_of_ids(job.teacher, 0, shard.total);
-    const auto k = rows_of<thread_engine>(job, shard_plan<Job>::frame_on(job, shard, frame));
+    auto k = rows_of<thread_engine>(job, shard_plan<Job>::frame_on(job, shard, frame));
+    if constexpr (exchanges_logits<decltype(k)>) k.frame.logits_from = k.scratch_bytes();
     if (groups > 0) {
         for (int i = 0; i <= plan.cuts.count; ++i) {
             exchange.next = head_of_shard(job, shard.first, static_cast<std::uint64_t>(i), rows, plan.cuts.stride(i));
-            launch(round_type{{k, begin, end, scratch, of_group}, states, exchange, i == 0}, groups);
+            launch(round_type{{k, begin, end}, states, memory + plan.kept, plan.of_row, exchange, i == 0}, groups);
             if (i == plan.cuts.count) break;
             exchange.sent = exchange.next, exchange.bytes = plan.gathered(i);
             gather(memory + plan.own, memory + plan.all, exchange.bytes);
@@ -428,22 +552,27 @@ void launch_rounds(const Job& job, const vocab_shard& shard, int ranks, const de
     launch(count_cut_off<state_type>{states, rows, reinterpret_cast<index_t*>(memory), more}, index_t{1});
 }
 
+/// A batch whose rows have their scratch elsewhere.
+template <class Job>
+device_plan plan_of_batch(const Job& job) {
+    return {job.rows, sequences_of(job.env), 0};
+}
 /// Bytes of a call on logits.
 template <class Job>
 std::size_t shard_bytes(const Job& job, const vocab_shard& shard, int ranks) {
-    return plan_of(job).bytes + shard_plan<Job>(job, shard, ranks, job.rows).bytes;
+    return plan_of_batch(job).bytes + shard_plan<Job>(job, shard, ranks, job.rows).bytes;
 }
 /// The kernels of one call on a shard, and its all-gathers between them. `memory` holds shard_bytes. Returns where it
 /// will stand in how many rows this rank's gradient was cut off.
 template <class Job, class Launch, class Gather>
 const index_t* run_shard(const Job& job, const vocab_shard& shard, int ranks, std::byte* memory, result* out,
                          Launch&& launch, Gather&& gather) {
-    const device_plan batch = plan_of(job);
+    const device_plan batch = plan_of_batch(job);
     const auto frame = frame_of(batch, job.env, memory);
     std::byte* const of_shard = memory + batch.bytes;
     launch_counts(batch, frame, launch);
-    launch_rounds(job, shard, ranks, batch, frame, shard_plan<Job>(job, shard, ranks, job.rows), 0, job.rows,
-                  memory + batch.scratch, of_shard, out, false, launch, gather);
+    launch_rounds(job, shard, ranks, batch, frame, shard_plan<Job>(job, shard, ranks, job.rows), 0, job.rows, of_shard,
+                  out, false, launch, gather);
     return reinterpret_cast<const index_t*>(of_shard);
 }
 

@@ -9,7 +9,6 @@
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <span>
 
 #include "opd/caches.hpp"
 #include "opd/config.hpp"
@@ -51,7 +50,7 @@ concept gathers_logits = gathers_log_p<Rows> || requires(const Rows& k, const ty
 };
 /// The most logits that a row exchanges.
 template <class Rows>
-std::size_t most_exchanged(const Rows& k) {
+OPD_HD std::size_t most_exchanged(const Rows& k) {
     if constexpr (requires { k.width(); })
         return static_cast<std::size_t>(k.width());
     else
@@ -61,31 +60,41 @@ template <class Rows>
 std::size_t exchanged_bytes(const Rows& k) {
     return gathers_logits<Rows> ? 0 : sizeof(double) * most_exchanged(k);
 }
+/// Where they lie, one a slot, and how many a row has.
 template <class Rows, class State>
-std::span<double> exchanged(const Rows& k, const State& st) {
+OPD_HD double* exchanged(const Rows& k, const State& st) {
     if constexpr (gathers_log_p<Rows>)
-        return {k.at(st).log_p, static_cast<std::size_t>(slots_of(k.teacher, st.row).count)};
+        return k.at(st).log_p;
     else if constexpr (gathers_logits<Rows>)
-        return {k.at(st).z, static_cast<std::size_t>(k.slots_at(st.row).count)};
+        return k.at(st).z;
+    else if constexpr (requires { k.frame.logits_from; })
+        return reinterpret_cast<double*>(st.scratch + k.frame.logits_from);
     else
-        return {reinterpret_cast<double*>(st.scratch + k.scratch_bytes()), static_cast<std::size_t>(k.slots())};
+        return reinterpret_cast<double*>(st.scratch + k.scratch_bytes());
 }
-/// The same with the logits of this rank's ids; -inf for others.
 template <class Rows, class State>
-std::span<const double> own_logits(const Rows& k, const State& st) {
-    const std::span<double> to = exchanged(k, st);
-    if constexpr (!gathers_logits<Rows>)
-        for (std::size_t j = 0; j < to.size(); ++j) {
-            const auto slot = static_cast<index_t>(j);
-            const index_t id = own_id(k.frame, static_cast<index_t>(k.teacher.ids(st.row, slot)), k.vocab);
-            to[j] = id < 0 ? neg_inf<double>() : load_log(k.student.logit(k.of_student(st), id));
-        }
-    return to;
+OPD_HD index_t count_exchanged(const Rows& k, const State& st) {
+    if constexpr (gathers_log_p<Rows>)
+        return slots_of(k.teacher, st.row).count;
+    else if constexpr (gathers_logits<Rows>)
+        return k.slots_at(st.row).count;
+    else
+        return k.slots();
+}
+/// One of them as this rank has it; -inf where the id is another's.
+template <class Rows, class State>
+OPD_HD double own_logit(const Rows& k, const State& st, index_t slot) {
+    if constexpr (gathers_logits<Rows>) {
+        return exchanged(k, st)[slot];
+    } else {
+        const index_t id = own_id(k.frame, static_cast<index_t>(k.teacher.ids(st.row, slot)), k.vocab);
+        return id < 0 ? neg_inf<double>() : load_log(k.student.logit(k.of_student(st), id));
+    }
 }
 /// A student of one token.
 struct known_logit {
     double z;
-    double logit(row_place, index_t) const { return z; }
+    OPD_HD double logit(row_place, index_t) const { return z; }
 };
 
 /// Phases that add up what either side has beyond the common ids. A rank may have such ids and no common one.
@@ -167,9 +176,9 @@ private:
         partial_item item{st.row, progress.next, kind, 0};
         if constexpr (exchanges_logits<Rows>)
             if (!progress.logits_sent) {
-                const std::span<const double> logits = own_logits(k, st);
-                item.logits = static_cast<std::int32_t>(logits.size());
-                std::memcpy(own + sizeof item + bytes_of(kind), logits.data(), logits.size_bytes());
+                item.logits = static_cast<std::int32_t>(count_exchanged(k, st));
+                std::byte* to = own + sizeof item + bytes_of(kind);
+                for (std::int32_t j = 0; j < item.logits; ++j, to += 8) write_as(to, own_logit(k, st, j));
                 progress.logits_sent = true;
             }
         write_as(own, item);
@@ -180,8 +189,8 @@ private:
         if constexpr (exchanges_logits<Rows>) {
             const auto item = read_as<partial_item>(merged);
             if (item.logits == 0) return;
-            const std::span<double> logits = exchanged(k, st);
-            std::memcpy(logits.data(), merged + sizeof item + bytes_of(kind), logits.size_bytes());
+            std::memcpy(exchanged(k, st), merged + sizeof item + bytes_of(kind),
+                        sizeof(double) * static_cast<std::size_t>(item.logits));
         }
     }
 };
