@@ -62,7 +62,7 @@ if [ "${1-}" = --build-library ]; then
 fi
 
 # --- build: all programs at once --------------------------------------------------------------------------------------
-programs="cuda_dense cuda_sparse cuda_draw cuda_hidden cuda_refusals bench_cuda"
+programs="cuda_dense cuda_sparse cuda_draw cuda_hidden cuda_shards cuda_refusals bench_cuda"
 build() {
     local name=$1 source=$root/tests/backends/$1_test.cu main=$work/main.o
     [ "$name" = bench_cuda ] && source=$root/bench/bench_cuda.cu main=
@@ -109,13 +109,14 @@ run() {
     outcomes+="${outcomes:+,}\"$name\":\"$told\""
     say "$name: $told, $((SECONDS - begin)) s"
 }
-for name in cuda_dense cuda_sparse cuda_draw cuda_hidden cuda_refusals; do run "$name" 90 "$work/$name"; done
+for name in cuda_dense cuda_sparse cuda_draw cuda_hidden cuda_shards cuda_refusals; do run "$name" 90 "$work/$name"; done
 if command -v compute-sanitizer >/dev/null; then
     for tool in memcheck racecheck initcheck; do
         run "$tool" 45 compute-sanitizer --tool "$tool" --error-exitcode 9 "$work/cuda_dense" -tc="*env.on_bad*,*captured*"
     done
     run memcheck_hidden 60 compute-sanitizer --tool memcheck --error-exitcode 9 "$work/cuda_hidden" -tc="*bad rows*,*captured*"
     run memcheck_draw 45 compute-sanitizer --tool memcheck --error-exitcode 9 "$work/cuda_draw" -tc="*captured*"
+    run memcheck_shards 45 compute-sanitizer --tool memcheck --error-exitcode 9 "$work/cuda_shards" -tc="*drawn tokens*,*heads*"
 else
     say "compute-sanitizer: not on this machine"
 fi

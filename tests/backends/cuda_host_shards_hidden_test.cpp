@@ -12,6 +12,7 @@
 #include <cstdint>
 #include <doctest/doctest.h>
 #include <memory>
+#include <stdexcept>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -101,6 +102,7 @@ private:
             job, shard, ranks, arena, &out,
             [&](const auto& kernel, index_t blocks) {
                 static_assert(std::is_trivially_copyable_v<std::remove_cvref_t<decltype(kernel)>>);
+                if (blocks < 1) throw std::logic_error("a launch of no blocks, which a device refuses");
                 for (index_t b = 0; b < blocks; ++b) {
                     host_team<typename std::remove_cvref_t<decltype(kernel)>::state_type> block{threads, true};
                     kernel.run(b, block);

@@ -2,6 +2,7 @@
 //
 // A vocabulary in shards on a device: ranks are host threads, each with a stream of its own, and what they gather goes
 // from stream to stream by events. SKIPPED without a device.
+#include <cublas_v2.h>
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
@@ -20,6 +21,7 @@
 #include "opd/backends/cuda_vocab_parallel.cuh"
 #include "opd/estimators/sampled.hpp"
 #include "opd/estimators/support.hpp"
+#include "opd/hidden.hpp"
 #include "support/shard_parts.hpp"
 
 namespace {
@@ -238,6 +240,79 @@ TEST_CASE("on the device: supports and drawn tokens in shards as in one") {
     compare_with_one(memory, on_z, n, v, teacher::samples{on_ids, on_mu, on_q}, mc{});
     compare_with_one(memory, on_z, n, v, teacher::support{on_ids, on_q}, tail_bucket{reverse_kl{}});
     compare_with_one(memory, on_z, n, v, teacher::support{on_ids, on_q}, renormalised{reverse_kl{}});
+}
+
+TEST_CASE("on the device: heads in shards as one head, dx added up over the ranks") {
+    if (!device_present()) return;
+    device_memory memory;
+    const index_t n = 9, v = 900, d = 16;
+    source s(4);
+    const auto normals = [&](index_t count, double deviation) {
+        std::vector<float> x;
+        for (index_t i = 0; i < count; ++i) x.push_back(float(deviation * s.normal()));
+        return x;
+    };
+    std::vector<float> x = normals(n * d, 1), w = normals(v * d, 0.5), y = normals(n * d, 1), h = normals(v * d, 0.5);
+    const float *on_x = memory.put(x), *on_w = memory.put(w), *on_y = memory.put(y), *on_h = memory.put(h);
+    const std::vector<index_t> cuts{0, 300, 300, 650, v};
+    const std::size_t ranks = cuts.size() - 1;
+    const auto student = [&](index_t first, index_t count, float* dx, float* dw) {
+        student::hidden<float, float, space::device> out;
+        out.x = device_view(on_x, n, d), out.w = device_view(on_w + first * d, count, d);
+        out.dx = device_view(dx, n, d), out.dw = device_view(dw + first * d, count, d);
+        out.budget = detail::block_layout(out, 0, v / index_t(ranks)).of_row * 4; // blocks of 4, 4 and 1 in shards
+        return out;
+    };
+    const auto teacher = [&](index_t first, index_t count) {
+        return teacher::hidden<float, space::device>{.x = device_view(on_y, n, d),
+                                                     .w = device_view(on_h + first * d, count, d)};
+    };
+    std::vector<float> dx(std::size_t(n * d)), dw(std::size_t(v * d)), split_dw(dw);
+    float *on_dx = memory.put(dx), *on_dw = memory.put(dw), *on_split = memory.put(split_dw);
+    cuda_backend one;
+    REQUIRE(cublasCreate(&one.cublas) == CUBLAS_STATUS_SUCCESS);
+    auto whole = student(0, v, on_dx, on_dw);
+    whole.budget = std::size_t{1} << 30;
+    const std::size_t bytes = workspace_bytes(one, whole, teacher(0, v), reverse_kl{});
+    one.arena = {static_cast<std::byte*>(memory.allocate(bytes)), bytes};
+    const result want = evaluate(one, whole, teacher(0, v), reverse_kl{}).fetch(one.stream);
+    std::vector<std::vector<float>> parts(ranks, std::vector<float>(std::size_t(n * d)));
+    std::vector<float*> on_parts;
+    std::vector<cublasHandle_t> handles(ranks);
+    for (std::size_t i = 0; i < ranks; ++i) {
+        on_parts.push_back(memory.put(parts[i]));
+        REQUIRE(cublasCreate(&handles[i]) == CUBLAS_STATUS_SUCCESS);
+    }
+    const auto shard = [&](std::size_t i) { return vocab_shard{.first = cuts[i], .total = v}; };
+    const auto mine = [&](std::size_t i) { return student(cuts[i], cuts[i + 1] - cuts[i], on_parts[i], on_split); };
+    const auto theirs = [&](std::size_t i) { return teacher(cuts[i], cuts[i + 1] - cuts[i]); };
+    const std::vector<result> got = run_ranks(
+        memory, ranks,
+        [&](std::size_t i, cuda_backend& be, int count) {
+            be.cublas = handles[i];
+            return vocab_parallel_bytes(be, shard(i), mine(i), theirs(i), reverse_kl{}, device_env{}, count);
+        },
+        [&](std::size_t i, const cuda_backend& be, int count, const auto& gather) {
+            return vocab_parallel(be, shard(i), mine(i), theirs(i), reverse_kl{}, device_env{}, count, gather);
+        });
+    for (const result& r : got) CHECK(std::memcmp(&r, &got[0], sizeof r) == 0);
+    CHECK(got[0].loss == doctest::Approx(want.loss).epsilon(1e-5));
+    memory.get(dx, on_dx), memory.get(dw, on_dw), memory.get(split_dw, on_split);
+    std::vector<float> sum(std::size_t(n * d));
+    for (std::size_t i = 0; i < ranks; ++i) {
+        memory.get(parts[i], on_parts[i]);
+        for (std::size_t j = 0; j < sum.size(); ++j) sum[j] += parts[i][j];
+        cublasDestroy(handles[i]);
+    }
+    cublasDestroy(one.cublas);
+    const auto apart = [](const std::vector<float>& a, const std::vector<float>& b) {
+        double far = 0, size = 0;
+        for (std::size_t i = 0; i < a.size(); ++i)
+            far += std::pow(double(a[i]) - double(b[i]), 2), size += double(b[i]) * double(b[i]);
+        return std::sqrt(far / size);
+    };
+    CHECK(apart(sum, dx) <= 1e-5);
+    CHECK(apart(split_dw, dw) <= 1e-5);
 }
 
 } // namespace

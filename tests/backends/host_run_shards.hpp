@@ -9,6 +9,7 @@
 #include <cstddef>
 #include <cstring>
 #include <memory>
+#include <stdexcept>
 #include <thread>
 #include <type_traits>
 #include <vector>
@@ -54,6 +55,7 @@ of_rank run_rank(const Job& job, const vocab_shard& shard, std::size_t rank, gat
     const index_t* const cut_off = detail::run_shard(
         job, shard, int(team.from.size()), memory, &out.got,
         [&](const auto& kernel, index_t blocks) {
+            if (blocks < 1) throw std::logic_error("a launch of no blocks, which a device refuses");
             for (index_t b = 0; b < blocks; ++b) {
                 host_team<typename std::remove_cvref_t<decltype(kernel)>::state_type> block{threads, tree};
                 kernel.run(b, block);
