@@ -89,18 +89,55 @@ try_debian() {
     if command -v lintian >/dev/null; then lintian --fail-on error "$package"; fi
 }
 
+# as_usage_says <prefix>: the lines that vcpkg prints once the port is there build a program; the port's features are
+# components of the package, each of the target that it names.
+as_usage_says() {
+    local port=packaging/vcpkg/opd use=$work/vcpkg/usage feature
+    mkdir -p "$use"
+    {
+        echo 'cmake_minimum_required(VERSION 3.25)'
+        echo 'project(usage LANGUAGES CXX)'
+        echo "add_executable(main $opd_root/tests/consumer/core_only.cpp)"
+        grep '^    ' $port/usage
+    } >"$use/CMakeLists.txt"
+    cmake -S "$use" -B "$use/build" -DCMAKE_PREFIX_PATH="$1" >/dev/null
+    cmake --build "$use/build" >/dev/null
+    "$use/build/main" >/dev/null
+    python3 - $port <<'PY'
+import json
+import re
+import sys
+
+port = sys.argv[1]
+said = open(port + "/usage").read()
+known = re.search(r"MATCHES \"\^\(([a-z|]+)\)\$\"", open("cmake/opdConfig.cmake.in").read())[1].split("|")
+features = json.load(open(port + "/vcpkg.json"))["features"]
+for name, feature in features.items():
+    if name not in known or not re.search(rf"\b{name}\b", said) or not re.search(rf"opd::{name}\b",
+                                                                                  feature["description"]):
+        sys.exit(f"{port}: the feature {name} is no component of the package, or usage or its description lacks it")
+code = re.sub(r"#.*", "", open(port + "/portfile.cmake").read())
+if re.search(r"vcpkg_from|SHA512|\bREF\b", code):
+    sys.exit(f"{port}: an overlay port has the tree that it lies in, and no release's hash")
+PY
+    echo "usage builds a program; features are components"
+}
+
 try_vcpkg() {
     rm -rf "$work/vcpkg"
     mkdir -p "$work/vcpkg"
-    python3 -c 'import json; json.load(open("packaging/vcpkg/opd/vcpkg.json"))'
     if [ -n "${VCPKG_ROOT-}" ]; then
         "$VCPKG_ROOT/vcpkg" install opd --overlay-ports=packaging/vcpkg --x-install-root="$work/vcpkg/installed"
-        used "$(dirname "$(dirname "$(find "$work/vcpkg/installed" -path '*/include/opd' -type d)")")"
+        local made
+        made=$(find "$work/vcpkg/installed" -path '*/include/opd' -type d)
+        used "${made%/include/opd}"
+        as_usage_says "${made%/include/opd}"
         return
     fi
     echo "no VCPKG_ROOT: the port's commands by CMake alone"
     cmake -DPORT_FILE="$opd_root/packaging/vcpkg/opd/portfile.cmake" -DWORK="$work/vcpkg" -P tests/packages/vcpkg.cmake
     used "$work/vcpkg/packages/opd"
+    as_usage_says "$work/vcpkg/packages/opd"
 }
 
 try_bazel() {

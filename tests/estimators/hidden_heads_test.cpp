@@ -257,6 +257,25 @@ TEST_CASE("teachers with an update, beside logits and hidden states") {
     compare_update(s, update(s, 4, 1, 9), teacher_with(t, m), forward_kl{});
 }
 
+TEST_CASE("a selector over hidden states whose head has an update") {
+    const index_t n = 12, v = 600;
+    const side s(n, v, 24, 5), t(n, v, 20, 6);
+    const floats y = t.logits();
+    const teacher::dense known{view(y.data(), n, v)};
+    const update m(s, 4, 1.5f, 7);
+    cpu_backend be;
+    update_gradients g(s, m);
+    const auto student = student_with(s, m.head(s), g, m);
+    const double middle =
+        evaluate(be, student, known, reverse_kl{}, {.measure = {.entropy = true}}).diagnostics.student_entropy();
+    const selected tip{reverse_kl{}, selector::tip{.entropy = middle, .gap = 1e6}};
+    const double left = evaluate(be, student, known, tip).diagnostics.selector_left_out;
+    CHECK(left > 0);
+    CHECK(left < n);
+    compare_update(s, m, known, tip);
+    compare_update(s, m, known, selected{weighted_sum{reverse_kl{}, forward_kl{}}, selector::eopd{3, 0.5}});
+}
+
 TEST_CASE("an update with supports, drawn tokens and few logits a row") {
     const index_t n = 11, v = 700, k = 6;
     const side s(n, v, 150, 3, true, 4.0f);

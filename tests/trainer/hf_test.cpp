@@ -1395,6 +1395,24 @@ TEST_CASE("LoRA learns, leaves everything else alone, and is written merged and 
     CHECK(!fs::exists(s.out));
 }
 
+TEST_CASE("LoRA learns from the rows that a selector keeps") {
+    const scratch dir;
+    const auto learnt = [&](const std::string& out, const std::string& selector, double a, double b) {
+        hf::distil_settings s = small_run(dir, out);
+        s.lora_rank = 2, s.settings.distill.rate = 5e-2, s.settings.distill.steps = 4;
+        s.settings.distill.selector = selector;
+        s.settings.distill.selector_a = a, s.settings.distill.selector_b = b;
+        hf::distil(s);
+        return weights_of(s.out);
+    };
+    const std::vector<float> base = weights_of(small_run(dir, "base").student);
+    const std::vector<float> all = learnt("all", "all", 0, 0), some = learnt("some", "prefix", 3, 0);
+    CHECK(same_bits(learnt("unsure", "tip", 1e6, 1e6), base)); // nobody is so unsure, or so wrong
+    CHECK(same_bits(learnt("each", "tip", 0, 1e6), all));
+    CHECK(!same_bits(some, all));
+    CHECK(!same_bits(some, base));
+}
+
 TEST_CASE("an update in parts has the gradient of the whole, each token with its weight in it") {
     const std::string golden = OPD_TEST_SOURCE_DIR "/tests/trainer/hf_golden/";
     transformer<float> student = model_directory(golden + "qwen2", 24).model<float>();
