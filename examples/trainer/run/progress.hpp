@@ -23,8 +23,6 @@ public:
     explicit progress(bool quiet);
     ~progress();
 
-    bool on_terminal() const { return terminal_; }
-
     /// `due`: a line for the log was written as well; without a terminal only these are printed.
     void show(const progress_line& line, bool due);
 

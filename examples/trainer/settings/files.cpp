@@ -5,6 +5,8 @@
 #include <cstdint>
 #include <cstring>
 #include <filesystem>
+#include <optional>
+#include <span>
 #include <sstream>
 #include <system_error>
 #include <utility>
@@ -16,18 +18,12 @@
 #include <unistd.h>
 
 #include "opd/data/checksum.hpp"
+#include "opd/error.hpp"
 #include "settings/config.hpp"
 
 namespace trainer {
 
 namespace {
-
-struct descriptor {
-    int fd;
-    ~descriptor() {
-        if (fd >= 0) ::close(fd);
-    }
-};
 
 [[noreturn]] void fail(exit_code code, const std::string& what, const std::string& path) {
     throw failure(code, fmt::format("{} {}: {}", what, path, std::strerror(errno)));
@@ -36,12 +32,12 @@ struct descriptor {
 } // namespace
 
 std::string read_file(const std::string& path) {
-    const descriptor file{::open(path.c_str(), O_RDONLY | O_CLOEXEC)};
-    if (file.fd < 0) fail(exit_input, "cannot open", path);
+    const opd::data::detail::descriptor file(::open(path.c_str(), O_RDONLY | O_CLOEXEC));
+    if (!file.is_open()) fail(exit_input, "cannot open", path);
     std::string r;
     char buffer[1 << 16];
     for (;;) {
-        const ssize_t n = ::read(file.fd, buffer, sizeof buffer);
+        const ssize_t n = ::read(file.get(), buffer, sizeof buffer);
         if (n < 0 && errno == EINTR) continue;
         if (n < 0) fail(exit_input, "cannot read", path);
         if (n == 0) return r;
@@ -54,33 +50,19 @@ void write_file(const std::string& path, std::string_view bytes) {
 }
 
 void write_pieces(const std::string& path, const std::function<void(const piece_sink&)>& content) {
-    const std::string temporary = path + ".tmp";
-    struct unlinked { // whatever goes wrong, half a file takes no room
-        const std::string& path;
-        bool renamed = false;
-        ~unlinked() {
-            if (!renamed) ::unlink(path.c_str());
+    const auto done = [](const auto& step) {
+        try {
+            step();
+        } catch (const opd::error& e) {
+            throw failure(exit_io, e.what());
         }
-    } guard{temporary};
-    {
-        const descriptor file{::open(temporary.c_str(), O_WRONLY | O_CREAT | O_TRUNC | O_CLOEXEC, 0666)};
-        if (file.fd < 0) fail(exit_io, "cannot create", temporary);
-        content([&](std::string_view bytes) {
-            while (!bytes.empty()) {
-                const ssize_t n = ::write(file.fd, bytes.data(), bytes.size());
-                if (n < 0 && errno == EINTR) continue;
-                if (n < 0) fail(exit_io, "cannot write", temporary);
-                bytes.remove_prefix(static_cast<std::size_t>(n));
-            }
-        });
-        if (::fsync(file.fd) != 0) fail(exit_io, "cannot sync", temporary);
-    }
-    if (std::rename(temporary.c_str(), path.c_str()) != 0) fail(exit_io, "cannot rename to", path);
-    guard.renamed = true;
-    // the name itself must survive a crash too
-    const std::string parent = std::filesystem::path(path).parent_path().string();
-    const descriptor directory{::open(parent.empty() ? "." : parent.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC)};
-    if (directory.fd < 0 || ::fsync(directory.fd) != 0) fail(exit_io, "cannot sync", parent);
+    };
+    const std::filesystem::path whole(path);
+    const std::string folder = whole.parent_path().string();
+    std::optional<opd::data::detail::new_file> file; // whatever goes wrong, half a file takes no room
+    done([&] { file.emplace(folder.empty() ? "." : folder, whole.filename().string()); });
+    content([&](std::string_view bytes) { done([&] { file->write(std::as_bytes(std::span(bytes))); }); });
+    done([&] { file->finish(); });
 }
 
 background_file::~background_file() {
@@ -160,11 +142,11 @@ void line_file::write(const std::string& line) {
 
 directory_lock::directory_lock(const std::string& directory) {
     const std::string path = directory + "/lock";
-    descriptor file{::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666)};
-    if (file.fd < 0) fail(exit_io, "cannot open", path);
+    file_ = opd::data::detail::descriptor(::open(path.c_str(), O_RDWR | O_CREAT | O_CLOEXEC, 0666));
+    if (!file_.is_open()) fail(exit_io, "cannot open", path);
     char name[300];
-    if (::flock(file.fd, LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
-        const ssize_t n = ::pread(file.fd, name, sizeof name, 0);
+    if (::flock(file_.get(), LOCK_EX | LOCK_NB) != 0 && errno == EWOULDBLOCK) {
+        const ssize_t n = ::pread(file_.get(), name, sizeof name, 0);
         throw failure(exit_usage,
                       fmt::format("--run-dir: {} is in use by {}; let it end, or name another directory", directory,
                                   n > 0 ? std::string(name, static_cast<std::size_t>(n)) : "another process"));
@@ -173,11 +155,8 @@ directory_lock::directory_lock(const std::string& directory) {
     ::gethostname(host, sizeof host - 1);
     const std::string mine = fmt::format("process {} on {}", ::getpid(), host);
     // who cannot be named, as on a full disk, has the directory all the same
-    if (::ftruncate(file.fd, 0) != 0 || ::pwrite(file.fd, mine.data(), mine.size(), 0) < 0) errno = 0;
-    file_ = std::exchange(file.fd, -1);
+    if (::ftruncate(file_.get(), 0) != 0 || ::pwrite(file_.get(), mine.data(), mine.size(), 0) < 0) errno = 0;
 }
-
-directory_lock::~directory_lock() { ::close(file_); }
 
 void make_directory(const std::string& path) {
     std::error_code error;

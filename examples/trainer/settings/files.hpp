@@ -14,6 +14,8 @@
 #include <thread>
 #include <utility>
 
+#include "opd/data/files.hpp"
+
 namespace trainer {
 
 /// The whole file; a failure of kind exit_input names it.
@@ -84,10 +86,9 @@ public:
     explicit directory_lock(const std::string& directory);
     directory_lock(const directory_lock&) = delete;
     directory_lock& operator=(const directory_lock&) = delete;
-    ~directory_lock();
 
 private:
-    int file_ = -1;
+    opd::data::detail::descriptor file_;
 };
 
 /// Creates a directory and its parents.

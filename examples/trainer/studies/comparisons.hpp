@@ -17,6 +17,7 @@
 #include <spdlog/spdlog.h>
 #include <unistd.h>
 
+#include "app/app.hpp"
 #include "run/run.hpp"
 #include "settings/command_line.hpp"
 #include "settings/files.hpp"
@@ -89,17 +90,13 @@ int comparison_main(CLI::App& app, int argc, char** argv, Body&& body) {
     } catch (const CLI::ParseError& e) {
         return app.exit(e) == 0 ? exit_ok : exit_usage;
     }
-    try {
-        spdlog::set_level(spdlog::level::warn);
-        body();
-        return exit_ok;
-    } catch (const failure& e) {
-        fmt::print(stderr, "error: {}\n", e.what());
-        return e.code;
-    } catch (const std::exception& e) {
-        fmt::print(stderr, "error: {}\n", e.what());
-        return 1;
-    }
+    return run_program(
+        app.get_name().c_str(), [](const failure& e) { return std::string(e.what()); },
+        [&] {
+            spdlog::set_level(spdlog::level::warn);
+            body();
+            return exit_ok;
+        });
 }
 
 } // namespace trainer
