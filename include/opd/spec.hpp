@@ -16,6 +16,7 @@
 #include "opd/spec/ngram_table.hpp"
 #include "opd/spec/prompt_groups.hpp"
 #include "opd/spec/published_tuner.hpp"
+#include "opd/spec/rate_tuner.hpp"
 #include "opd/spec/suffix_automaton.hpp"
 #include "opd/spec/tuner.hpp"
 #include "opd/spec/verify.hpp"
