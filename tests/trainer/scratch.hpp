@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A directory that lives as long as a test, in memory where there is room: what runs write they sync, which takes a
-// disk that others write to longer than such a run.
+// A directory that lives as long as a test, in memory where there is room: runs sync what they write, and a disk that
+// others write to takes longer for it than such a run lasts.
 #pragma once
 
 #include <cstdint>
