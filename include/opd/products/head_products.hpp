@@ -123,11 +123,12 @@ void pack_states_along(const E* x, index_t stride, row_list rows, index_t d, flo
 /// What is fetched while a kernel runs, at every 16th step, evenly: what comes all at once keeps the kernel's own
 /// loads waiting. The same place of `count` rows:
 struct fetch_rows {
-    const float* next;
-    index_t stride;
-    int count;
+    const char* next = nullptr;
+    index_t stride = 0, number = 0; ///< bytes
+    int count = 0;
     OPD_INLINE void operator()(index_t step) const {
-        for (int r = 0; r < count; ++r) __builtin_prefetch(next + r * stride + step, 0, 2);
+        if (step * number % 64 != 0) return; // of a bfloat16's line this is the second half
+        for (int r = 0; r < count; ++r) __builtin_prefetch(next + r * stride + step * number, 0, 2);
     }
 };
 /// Of ids [first, last): a line of the rows' gradients, and `some` columns of the head.
@@ -253,20 +254,22 @@ void logits_of_ids(const float* packed, index_t width, index_t rows, const Whole
     constexpr index_t panel = cuts::panel;
     const index_t columns = cuts::padded(rows); // of sums, a row an id
     head.parts([&](const auto& part, index_t left) {
-        using part_type = std::remove_cvref_t<decltype(part)>;
         for (index_t k = 0; k < part.width; k += cuts::depth) {
             const index_t depth = std::min(cuts::depth, part.width - k);
             const bool last_piece = k + depth >= part.width, goes_on = left + k > 0;
             const float* const states = packed + (left + k) * panel;
             with_vectors(rows, [&](auto vectors) {
                 each_piece<vectors()>(ids, [&](index_t i, auto height) {
-                    fetch_rows next{nullptr, 0, 0};
-                    if constexpr (part_type::in_place) {
+                    fetch_rows next;
+                    if constexpr (requires { part.at(first, k); }) {
                         // the ids after these, else the next piece of the first, else the next unit's
                         const bool same_piece = i + 2 * height() <= ids;
                         const index_t id = same_piece ? first + i + height() : last_piece ? first + ids : first;
+                        const index_t column = same_piece ? k : last_piece ? 0 : k + depth;
+                        constexpr index_t number = sizeof(*part.at(first, k));
                         if (id + height() <= end)
-                            next = {part.at(id, same_piece ? k : last_piece ? 0 : k + depth), part.stride, height()};
+                            next = {reinterpret_cast<const char*>(part.at(id, column)), part.stride * number, number,
+                                    height()};
                     }
                     logits_of_piece<height()>(part, first + i, k, depth, states, width, rows, goes_on,
                                               sums + i * columns, columns, next);
