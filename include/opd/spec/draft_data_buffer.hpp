@@ -44,7 +44,7 @@
 
 namespace opd::spec {
 
-/// One finished response, as the drafter is trained on it. Drafted tokens are those from `first` on.
+/// One finished response behind its prompt, as the drafter is trained on it.
 struct draft_response {
     std::uint64_t id = 0;
     std::vector<std::int32_t> tokens = {}; ///< prompt and response
