@@ -104,8 +104,7 @@ namespace opd {
 
 namespace choice {
 
-/// What mc and dense take, by number: divergences, those of a row, advantages. Numbers may change between versions;
-/// names do not.
+/// What mc and dense take, by number: divergences, those of a row, advantages. `find` gives the number of a name.
 enum class objective {
     OPD_DIVERGENCES(OPD_ENUMERATOR) OPD_ROW_DIVERGENCES(OPD_ENUMERATOR) OPD_ADVANTAGES(OPD_ENUMERATOR)
 };
