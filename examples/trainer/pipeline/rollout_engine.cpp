@@ -228,14 +228,12 @@ void rollout_engine::fill_cache() {
 // The sequences that are read to their end get drafts, in the rows behind their last token.
 void rollout_engine::draft() {
     due_.clear();
-    index_t reading = 0;
     for (const segment& g : segments_) {
         const lane_state& s = lanes_[static_cast<std::size_t>(g.slot)];
-        const bool due = s.computed + static_cast<std::size_t>(g.count) == s.sequence.tokens.size();
-        reading += due ? g.count - 1 : g.count;
-        if (due) due_.push_back({g.slot, &s.sequence});
+        if (s.computed + static_cast<std::size_t>(g.count) == s.sequence.tokens.size())
+            due_.push_back({g.slot, &s.sequence});
     }
-    speculation_->draft(due_, reading, running_ < lanes());
+    speculation_->draft(due_, running_ < lanes());
     const std::int32_t v = weights_.model->shape.vocabulary;
     for (const speculation::due& d : due_)
         for (const token id : speculation_->tree(d.lane).tokens)

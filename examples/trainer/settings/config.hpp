@@ -179,7 +179,7 @@ struct config {
         int verify = 8;
         int children = 1;
         std::string from; // empty: the run directory's own drafter
-        int running = 32;
+        int running = 128;
         int history = 1'000'000; // tokens
         bool adapt = false;
         double adapt_rate = 1e-3;

@@ -16,17 +16,11 @@ namespace spec = opd::spec;
 
 namespace {
 
-// Chains, one child a node, and for few sequences and a drafter that can, a tree: turns in which it was asked for say
-// whether it pays, its rows and the drafter's among what they took. More sequences, fewer tokens each; how many a node
-// may have only says to which batches an arm belongs, for draft_budget gives none that does not pay.
-spec::tuner_options arms(bool branches) {
-    spec::tuner_options o;
-    o.arms = {{8, 1, 8}, {5, 1, 8}, {3, 1, 8}, {5, 2, 8}, {7, 1, 7}, {5, 1, 7},
-              {3, 1, 7}, {3, 2, 7}, {5, 1, 5}, {3, 1, 5}, {2, 1, 2}, {1, 1, 2}};
-    if (!branches) std::erase_if(o.arms, [](const spec::strategy& s) { return s.top_k > 1; });
-    o.thresholds = {1, 5, 17, 33};
-    o.window = 40, o.tries = 2; // turns
-    return o;
+// Chains, one child a node, and for a drafter that can, trees.
+std::vector<spec::strategy> arms(bool branches) {
+    auto r = spec::rate_tuner_options().arms;
+    if (!branches) std::erase_if(r, [](const spec::strategy& s) { return s.top_k > 1; });
+    return r;
 }
 
 constexpr double look_again = 1.0 / 128;  // of the decisions: what all nodes cost and bring
@@ -34,9 +28,7 @@ constexpr double look_without = 1.0 / 16; // what a step takes without, over the
 constexpr std::int32_t patience = 16;     // decisions in a row that no draft pays, then comes a rest
 constexpr index_t trial = 48;     // steps that asked for drafts, after which they must have paid, or comes a rest
 constexpr std::int32_t rest = 64; // steps of the first; each is twice as long as the one before, to 64 times
-// Decisions of a turn. What a sequence keeps in a step is 0 or 1 most often, and sometimes all: the median over steps
-// does not see what a deep draft brings, that over turns does.
-constexpr std::int32_t turn = 8;
+constexpr std::int32_t turn = 8;  // decisions of a turn
 
 // Choices: the arms of each drafter, the fixed strategy, none.
 constexpr std::size_t of_fixed = speculation_counts::choices - 2, of_none = speculation_counts::choices - 1;
@@ -46,7 +38,7 @@ constexpr std::size_t of_fixed = speculation_counts::choices - 2, of_none = spec
 std::int32_t speculation_options::most() const {
     if (what != kind::automatic) return on() ? fixed.verify : 0;
     std::int32_t r = 0;
-    for (const spec::strategy& s : arms(true).arms) r = std::max(r, s.verify);
+    for (const spec::strategy& s : arms(true)) r = std::max(r, s.verify);
     return r;
 }
 
@@ -66,7 +58,7 @@ drafters make_drafters(const speculation_options& o) {
 std::string choice_name(const speculation_options& o, std::size_t choice) {
     if (choice == of_none) return "none";
     // of the two among which auto chooses
-    const auto chains = arms(false).arms, all = arms(true).arms;
+    const auto chains = arms(false), all = arms(true);
     const auto who = choice == of_fixed ? o.what : choice < chains.size() ? drafting::ngram : drafting::learned;
     const spec::strategy& s = choice == of_fixed       ? o.fixed
                               : choice < chains.size() ? chains[choice]
@@ -77,16 +69,15 @@ std::string choice_name(const speculation_options& o, std::size_t choice) {
 // --- what is learnt -------------------------------------------------------------------------------------------------
 
 void step_fit::heard(index_t rows, index_t passes, double seconds) {
-    if (known()) seconds = std::min(seconds, 3 * of(rows, passes));
+    if (known()) seconds = std::min(seconds, 3 * of(rows, static_cast<double>(passes)));
     fit_.add(static_cast<double>(rows), static_cast<double>(passes), seconds);
     ++heard_;
     cost_ = fit_.cost();
 }
 
-double step_fit::of(index_t rows, index_t passes) const {
+double step_fit::of(index_t rows, double passes) const {
     constexpr double least_seconds = 1e-12;
-    return std::max(least_seconds,
-                    cost_[0] + cost_[1] * static_cast<double>(rows) + cost_[2] * static_cast<double>(passes));
+    return std::max(least_seconds, cost_[0] + cost_[1] * static_cast<double>(rows) + cost_[2] * passes);
 }
 
 void length_record::add_up() {
@@ -108,11 +99,12 @@ speculation::speculation(const speculation_options& o, drafters all, const opd::
       plans_(static_cast<std::size_t>(lanes)),
       which_({.drafters = static_cast<index_t>(all.size()), .memory = 20, .tries = 1, .again = 50}), // turns
       switch_({.on_at = o.running, .off_at = o.running + o.running / 4}), lengths_(max_response) {
-    static_assert(speculation_counts::choices >= 24); // a drafter of ten arms, one of twelve, and two
+    static_assert(speculation_counts::choices == 15); // a drafter of five arms, one of eight, and two
     for (auto& d : all) {
         which_.exists(static_cast<index_t>(sources_.size()), true);
-        const bool branches = d->branches();
-        sources_.push_back({std::move(d), spec::follow_rates(), spec::beg_mab(arms(branches)), step_fit()});
+        spec::rate_tuner_options tuned;
+        tuned.arms = arms(d->branches());
+        sources_.push_back({std::move(d), spec::follow_rates(), spec::rate_tuner(std::move(tuned)), step_fit()});
     }
 }
 
@@ -169,13 +161,22 @@ void speculation::decide() {
     if (held_ == 0) {
         end_turn();
         using_ = static_cast<std::size_t>(which_.choose(batch_));
-        arm_ = sources_[using_].tuner.choose(batch_, [this] { return uniform(); }), held_ = turn;
+        source& s = sources_[using_];
+        const auto seconds = times_plain(s, batch_);
+        arm_ = s.tuner.choose(batch_, s.rates, seconds);
+        // what was asked for since the last rest did not pay, and nothing is predicted to
+        if (pause& p = pause_now();
+            p.asked.steps >= turn && !p.asked.pay() && s.tuner.tokens_per_second(arm_, batch_, s.rates, seconds) < 1) {
+            rest_now(p);
+            return;
+        }
+        held_ = turn;
     }
     --held_;
     strategy_ = arm_;
 }
 
-void speculation::draft(std::span<const due> sequences, index_t reading, bool vacant) {
+void speculation::draft(std::span<const due> sequences, bool vacant) {
     for (plan& p : plans_) p.tree = {};
     batch_ = static_cast<index_t>(sequences.size());
     accepted_ = verified_ = drawn_ = 0;
@@ -199,6 +200,7 @@ void speculation::draft(std::span<const due> sequences, index_t reading, bool va
         wishes_.push_back({d.lane, d.sequence, law, std::min(strategy_.depth, room), strategy_.top_k, &p.builder});
     }
     work_ = from.drafter->propose(wishes_);
+    from.passes += work_.passes, from.depths += strategy_.depth;
     asked_ = true;
     index_t offered = 0;
     for (const draft_wish& w : wishes_) offered += w.tree->size();
@@ -209,7 +211,7 @@ void speculation::draft(std::span<const due> sequences, index_t reading, bool va
     }
     const bool all = options_.what != speculation_options::kind::automatic || !from.cost.known() ||
                      uniform() < look_again; // nodes of the strategy, whatever they cost
-    if (!all) return share_budget(reading, vacant);
+    if (!all) return share_budget(vacant);
     for (const draft_wish& w : wishes_) select(w, strategy_.verify);
 }
 
@@ -220,7 +222,7 @@ void speculation::select(const draft_wish& w, index_t nodes) {
 }
 
 // Of what was proposed, what is worth its rows.
-void speculation::share_budget(index_t reading, bool vacant) {
+void speculation::share_budget(bool vacant) {
     candidates_.clear();
     for (const draft_wish& w : wishes_) {
         const auto gains = w.tree->gains();
@@ -229,7 +231,8 @@ void speculation::share_budget(index_t reading, bool vacant) {
     }
     const step_fit& cost = sources_[using_].cost;
     const auto rows = static_cast<index_t>(candidates_.size());
-    const double seconds = cost.of(batch_ + reading, work_.passes + 1); // the passes are made
+    // the passes are made, and what only reads a prefix is to be read anyway
+    const double seconds = cost.of(batch_, static_cast<double>(work_.passes + 1));
     const auto shares =
         budget_.share(candidates_, spec::step_cost({{rows, seconds}, {rows + 1, seconds + cost.of_row()}}),
                       {.tail = vacant ? 1.0 : 0.0});
@@ -269,10 +272,13 @@ void speculation::took(index_t rows, double seconds) {
         const double without = plain.of(rows - verified_);
         // one that the machine held up counts as step_fit counts it
         const step_fit& mine = sources_[using_].cost;
-        const double usual = mine.known() ? std::min(seconds, 3 * mine.of(rows, work_.passes + 1)) : seconds;
+        const double usual =
+            mine.known() ? std::min(seconds, 3 * mine.of(rows, static_cast<double>(work_.passes + 1))) : seconds;
+        // rows that only read a prefix are to be computed anyway, in however many steps: drafts spare none of them
+        const double read = plain.of_row() * static_cast<double>(std::max<index_t>(0, rows - verified_ - batch_));
         const auto add = [&](sums& s) {
             ++s.steps, s.sequences += batch_, s.accepted += accepted_, s.tokens += drawn_;
-            s.seconds += usual, s.without += without;
+            s.seconds += std::max(usual - read, usual / 8), s.without += plain.of(batch_);
         };
         if (asked_) {
             add(decided_);
@@ -286,7 +292,6 @@ void speculation::took(index_t rows, double seconds) {
             }
         }
         if (verified_ > 0) {
-            add(drafted_);
             counts_.timed.sequences += batch_, counts_.timed.tokens += drawn_;
             counts_.timed.seconds += usual, counts_.timed.without += without;
         }
@@ -309,15 +314,13 @@ void speculation::end_turn() {
                                       static_cast<double>(s.accepted) / static_cast<double>(s.sequences),
                                       s.seconds / s.without};
     };
-    if (drafted_.steps > 0) {
-        const auto x = mean(drafted_);
-        sources_[using_].tuner.heard(arm_, x.batch, x.accepted, x.seconds);
-    }
     if (decided_.steps > 0) {
         const auto x = mean(decided_);
+        source& s = sources_[using_];
+        s.tuner.heard(arm_, x.batch, x.accepted, x.seconds, s.rates, times_plain(s, x.batch));
         which_.heard(static_cast<index_t>(using_), x.batch, x.accepted, x.seconds);
     }
-    decided_ = drafted_ = {};
+    decided_ = {};
 }
 
 } // namespace trainer

@@ -6,12 +6,12 @@
 //   off      no drafts
 //   one of the drafters (drafters.hpp): the same strategy for every sequence in every step; learned: with trees
 //   auto     retrieval, or a drafter that was trained, if there is one. By how many sequences run and what steps took,
-//            an elastic_switch says whether to draft at all, a drafter_selector which of the two drafts, beg_mab which
-//            of some strategies, and draft_budget how many of the nodes that it allows each sequence gets, none where
-//            they cost more than they bring. What a step costs by its rows, and by asking a drafter, is fitted to the
-//            last steps; now and then all nodes are verified, and now and then no drafter is asked, to know what drafts
-//            cost. Where no draft was worth its rows for some steps of such a batch, or the steps that asked brought a
-//            sequence fewer tokens than break even, a while goes by without any
+//            an elastic_switch says whether to draft at all, a drafter_selector which of the two drafts, rate_tuner
+//            which of some strategies, and draft_budget how many of the nodes that it allows each sequence gets, none
+//            where they cost more than they bring. What a step costs by its rows, and by asking a drafter, is fitted to
+//            the last steps; now and then all nodes are verified, and now and then no drafter is asked, to know what
+//            drafts cost. Where no draft was worth its rows for some steps of such a batch, or the steps that asked
+//            brought a sequence fewer tokens than break even, a while goes by without any
 //
 // What is drafted changes no token, no log mu, no version and no draw: the target's own token, drawn with the noise of
 // its sample and position, is what is kept at every position, and drafts only say which positions a step looks at
@@ -30,6 +30,7 @@
 #include "opd/spec/draft_budget.hpp"
 #include "opd/spec/draft_tree.hpp"
 #include "opd/spec/drafter_selector.hpp"
+#include "opd/spec/rate_tuner.hpp"
 #include "opd/spec/tuner.hpp"
 #include "speculation/drafters.hpp"
 #include "speculation/speculation_counts.hpp"
@@ -42,7 +43,7 @@ struct speculation_options {
     using kind = drafting;
     kind what = kind::off;
     opd::spec::strategy fixed = {8, 1, 8}; ///< of one drafter
-    index_t running = 32;                  ///< automatic: on at so many sequences or fewer, off above a quarter more
+    index_t running = 128;                 ///< automatic: on at so many sequences or fewer, off above a quarter more
     retrieval_options retrieval = {};
     std::shared_ptr<const draft_model> learned = {}; ///< learned: what drafts; automatic: one that may
 
@@ -67,8 +68,8 @@ public:
     /// three times as long.
     void heard(index_t rows, index_t passes, double seconds);
     bool known() const { return heard_ >= least; }
-    double of(index_t rows, index_t passes = 0) const; ///< seconds; positive
-    double of_row() const { return cost_[1]; }         ///< more for one; at least 0
+    double of(index_t rows, double passes = 0) const; ///< seconds; positive
+    double of_row() const { return cost_[1]; }        ///< more for one; at least 0
     template <class A>
     void fields(A& a) {
         a(heard_, fit_);
@@ -121,10 +122,9 @@ public:
     void begin(index_t lane, const trajectory& t);
     void end(index_t lane, const trajectory& t, bool finished);
 
-    /// Before a step: decides, and drafts. `reading`: rows of it that only read a prefix. `vacant`: lanes are free, so
-    /// nobody waits for one, and who is to write most yet decides when all are done: under auto tokens count by what is
-    /// left of their sequence.
-    void draft(std::span<const due> sequences, index_t reading, bool vacant);
+    /// Before a step: decides, and drafts. `vacant`: lanes are free, so nobody waits for one, and who is to write most
+    /// yet decides when all are done: under auto tokens count by what is left of their sequence.
+    void draft(std::span<const due> sequences, bool vacant);
     /// What is to be verified for the lane, by the step for which draft() was called.
     const opd::spec::draft_tree& tree(index_t lane) const { return plans_[static_cast<std::size_t>(lane)].tree; }
     /// After it, of each of them: which of those the target drew as well, and how many tokens the step drew for the
@@ -157,8 +157,8 @@ public:
             a(p);
             if (p.rested < 0 || p.rested > 6) throw opd::invalid_input("snapshot", "is of no pause");
         }
-        a(counts_, which_, switch_, lengths_, decisions_, arm_, held_, decided_, drafted_, strategy_, asked_, work_,
-          batch_, accepted_, verified_, drawn_);
+        a(counts_, which_, switch_, lengths_, decisions_, arm_, held_, decided_, strategy_, asked_, work_, batch_,
+          accepted_, verified_, drawn_);
         auto at = static_cast<std::uint64_t>(using_);
         a(at);
         using_ = static_cast<std::size_t>(at);
@@ -174,14 +174,18 @@ private:
     struct source {
         std::unique_ptr<trainer::drafter> drafter;
         opd::spec::follow_rates rates;
-        opd::spec::beg_mab tuner;
-        step_fit cost; // of steps for which it was asked, and of those for which none was
+        opd::spec::rate_tuner tuner;
+        step_fit cost;                       // of steps for which it was asked, and of those for which none was
+        std::int64_t passes = 0, depths = 0; // that it made, and was asked for
         template <class A>
         void fields(A& a) {
             std::string drafts;
             if constexpr (!A::reading) drafts = drafter->state();
-            a(drafts, rates, tuner, cost);
-            if constexpr (A::reading) drafter->restore(drafts);
+            a(drafts, rates, tuner, cost, passes, depths);
+            if constexpr (A::reading) {
+                if (passes < 0 || depths < 0) throw opd::invalid_input("snapshot", "is of no drafter");
+                drafter->restore(drafts);
+            }
         }
     };
     // Steps that asked for drafts. They are compared by how many times as long they took as steps without: batches
@@ -212,9 +216,19 @@ private:
     pause& pause_now();
     static void rest_now(pause& p);
     void decide();
+    /// How many times as long a step of a batch takes with drafts of a source, as without: by rows of the target, and
+    /// by how deep they are.
+    auto times_plain(const source& s, index_t batch) const {
+        const bool known = s.cost.known() && sources_.front().cost.known();
+        const double plain = known ? sources_.front().cost.of(batch) : 1,
+                     passes = s.depths > 0 ? static_cast<double>(s.passes) / static_cast<double>(s.depths) : 1;
+        return [&s, known, plain, passes](index_t rows, index_t depth) {
+            return known ? s.cost.of(rows, passes * static_cast<double>(depth) + 1) / plain : 1.0;
+        };
+    }
     void end_turn();
     void select(const draft_wish& w, index_t nodes);
-    void share_budget(index_t reading, bool vacant);
+    void share_budget(bool vacant);
     std::size_t choice() const;
 
     speculation_options options_;
@@ -234,7 +248,7 @@ private:
     std::size_t using_ = 0;
     opd::spec::strategy arm_;
     std::int32_t held_ = 0;       // decisions that it goes on for yet
-    sums decided_, drafted_;      // its steps, and those of them with drafts
+    sums decided_;                // its steps
     std::array<pause, 8> pauses_; // of batches of 1, 2 and 3, 4 to 7, …
     // the step that draft() was called for
     opd::spec::strategy strategy_;

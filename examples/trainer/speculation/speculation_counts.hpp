@@ -13,7 +13,7 @@
 namespace trainer {
 
 struct speculation_counts {
-    static constexpr std::size_t choices = 24;
+    static constexpr std::size_t choices = 15;
 
     std::int64_t steps = 0;          ///< sequence steps that drew a token
     std::int64_t verified_steps = 0; ///< of these, with drafts

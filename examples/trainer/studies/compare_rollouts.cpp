@@ -122,7 +122,7 @@ void compare_running(const std::string& directory) {
     const std::vector<way> drafted = {{"chain 8/1/8", strategy_of({8, 1, 8})},
                                       {"tree 8/4/32", strategy_of({8, 4, 32})},
                                       {"auto", {"--speculate=auto"}},
-                                      {"auto, from 128", {"--speculate=auto", "--draft-running=128"}}};
+                                      {"auto, from 32", {"--speculate=auto", "--draft-running=32"}}};
     for (const priced& p : {node, on_four}) {
         std::vector<std::string> names = {"off"};
         std::vector<rollout_profile> made = {
@@ -165,9 +165,9 @@ void compare_running(const std::string& directory) {
 void compare_strategies(const std::string& directory) {
     const ground g(directory);
     const auto published = spec::tuner_options().arms; // of BEG-MAB
-    // chains, TLT's trees, the deepest of them with other numbers of tokens to verify, and the tree that auto has
-    std::vector<spec::strategy> all = {{1, 1, 1}, {2, 1, 2}, {4, 1, 4},  {8, 1, 8},
-                                       {5, 2, 8}, {8, 4, 8}, {8, 4, 16}, {8, 4, 64}};
+    // chains, TLT's trees, the deepest of them with other numbers of tokens to verify, and two narrower ones of auto's
+    std::vector<spec::strategy> all = {{1, 1, 1},  {2, 1, 2}, {4, 1, 4},  {8, 1, 8}, {5, 2, 8},
+                                       {8, 2, 12}, {8, 4, 8}, {8, 4, 16}, {8, 4, 64}};
     all.insert(all.end(), published.begin(), published.end());
     std::sort(all.begin(), all.end(), [](const auto& a, const auto& b) {
         return std::tuple(a.verify, a.depth, a.top_k) < std::tuple(b.verify, b.depth, b.top_k);

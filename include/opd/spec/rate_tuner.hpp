@@ -38,6 +38,7 @@
 
 namespace opd::spec {
 
+/// What rate_tuner chooses among, and how long it remembers.
 struct rate_tuner_options {
     std::vector<strategy> arms = {{8, 1, 8}, {5, 1, 5}, {3, 1, 3},  {2, 1, 2},
                                   {1, 1, 1}, {5, 2, 8}, {8, 2, 12}, {8, 4, 16}};
@@ -47,6 +48,8 @@ struct rate_tuner_options {
     std::int32_t again = 32; ///< at least 1
 };
 
+/// Chooses a strategy for each turn by the rates of nodes and the caller's costs (formula: above). Throws invalid_input
+/// that names the option which is out of its range. One thread's.
 class rate_tuner {
 public:
     explicit rate_tuner(rate_tuner_options o = {}) : options_(std::move(o)) {
