@@ -2,6 +2,7 @@
 //
 // The processor's dot products of bfloat16 against the manual's in plain arithmetic, bit for bit: logits of every
 // shape, whatever the threads, and calls from head to gradient.
+#include "support/compiled/hidden_sides.hpp"
 #include "support/plain_tiles.hpp"
 
 #include <bit>

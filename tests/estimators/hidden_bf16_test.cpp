@@ -5,6 +5,7 @@
 // Heads for dot products of bfloat16, here the manual's in plain arithmetic (backends.bf16 holds the processor's
 // against them): logits within the bound that backends/bf16.hpp states of float64, the same bits however the work is
 // cut, and calls on such heads beside calls on the same numbers in float.
+#include "support/compiled/hidden_sides.hpp"
 #include "support/hidden_exact.hpp"
 #include "support/plain_tiles.hpp"
 #include "support/property.hpp"
