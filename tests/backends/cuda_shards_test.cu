@@ -6,7 +6,6 @@
 #include <cuda_runtime_api.h>
 
 #include <algorithm>
-#include <barrier>
 #include <cmath>
 #include <cstddef>
 #include <cstdint>
@@ -22,6 +21,7 @@
 #include "opd/estimators/sampled.hpp"
 #include "opd/estimators/support.hpp"
 #include "opd/hidden.hpp"
+#include "support/meeting.hpp"
 #include "support/shard_parts.hpp"
 
 namespace {
@@ -31,12 +31,11 @@ using namespace opd::test;
 
 /// An all-gather among the streams of one device.
 struct gathering_streams {
-    std::barrier<> all;
+    meeting all;
     std::vector<const void*> from;
     std::vector<cudaEvent_t> sent, read;
 
-    explicit gathering_streams(std::size_t ranks)
-        : all(static_cast<std::ptrdiff_t>(ranks)), from(ranks), sent(ranks), read(ranks) {
+    explicit gathering_streams(std::size_t ranks) : all(ranks), from(ranks), sent(ranks), read(ranks) {
         for (cudaEvent_t& e : sent) REQUIRE(cudaEventCreateWithFlags(&e, cudaEventDisableTiming) == cudaSuccess);
         for (cudaEvent_t& e : read) REQUIRE(cudaEventCreateWithFlags(&e, cudaEventDisableTiming) == cudaSuccess);
     }

@@ -5,7 +5,6 @@
 #pragma once
 
 #include <algorithm>
-#include <barrier>
 #include <cstddef>
 #include <cstring>
 #include <memory>
@@ -16,17 +15,18 @@
 
 #include "backends/host_run.hpp"
 #include "opd/shards/shard_rounds.hpp"
+#include "support/meeting.hpp"
 #include "support/shards.hpp"
 
 namespace opd::test {
 
 /// An all-gather among threads.
 struct gathering_threads {
-    std::barrier<> all;
+    meeting all;
     std::vector<const std::byte*> from;
     exchanged said = {}; ///< of rank 0
 
-    explicit gathering_threads(std::size_t ranks) : all(static_cast<std::ptrdiff_t>(ranks)), from(ranks) {}
+    explicit gathering_threads(std::size_t ranks) : all(ranks), from(ranks) {}
     void operator()(std::size_t rank, const std::byte* own, std::byte* to, std::size_t bytes) {
         if (rank == 0) ++said.rounds, said.bytes += bytes;
         from[rank] = own;

@@ -419,7 +419,7 @@ TEST_CASE("the page's call") {
     floats gradient(b.z.size());
     const int ranks = 3;
     std::vector<std::vector<std::byte>> gathered(std::size_t(ranks), std::vector<std::byte>{});
-    std::barrier barrier(ranks);
+    meeting barrier{std::size_t(ranks)};
     std::vector<double> losses(std::size_t(ranks), 0.0);
     /// What MPI_Allgather does, of ranks that are threads.
     const auto all_gather = [&](int rank, std::span<const std::byte> mine) {

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+// build: whole-compiler
+// optimise: always
 //
 // Arms that learn from each other: worlds in which the best arm is known, where few turns are heard of; what it chooses
 // by hand; a state that is saved; what is refused.

@@ -1,12 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// A backend whose vocabulary lies in shards on several ranks: threads with a barrier between the rounds, or one loop
+// A backend whose vocabulary lies in shards on several ranks: threads that meet between the rounds, or one loop
 // over all ranks. It takes calls on materialised logits apart by columns, has every rank check that it is told what the
 // others are told, and stands where any backend does: a test written for one backend judges a split.
 #pragma once
 
 #include <algorithm>
-#include <barrier>
 #include <cstring>
 #include <doctest/doctest.h>
 #include <memory>
@@ -16,6 +15,7 @@
 #include <vector>
 
 #include "support/generators.hpp"
+#include "support/meeting.hpp"
 #include "support/shard_parts.hpp"
 
 #include <opd/backends/cpu.hpp>
@@ -64,7 +64,7 @@ exchanged run_rounds(std::vector<std::unique_ptr<Call>>& ranks, bool threads) {
             for (std::size_t i = 0; i < ranks.size(); ++i) add(i);
         }
     }
-    std::barrier all(static_cast<std::ptrdiff_t>(ranks.size()));
+    meeting all(ranks.size());
     std::vector<std::thread> team;
     for (std::size_t i = 0; i < ranks.size(); ++i)
         team.emplace_back([&, i] {
