@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
 // Divergences over the whole vocabulary, chosen at run time, of logits or of hidden states. Compiled once, in
-// whole_rows.cpp, whole_rows_hidden.cpp and whole_rows_model.cpp: what else wants a KL of two models calls this.
+// whole_rows.cpp and whole_rows_hidden.cpp: what else wants a KL of two models calls this.
 #pragma once
 
 #include "model/teacher.hpp"

@@ -9,4 +9,10 @@ opd::result of_whole_rows(opd::cpu_backend& backend, const opd::any_dense& diver
     return evaluated(backend, divergence, rows, student, teacher, env);
 }
 
+opd::result of_whole_rows(opd::cpu_backend& backend, const opd::any_dense& divergence, const row_choice& rows,
+                          const student_states<model_head>& student, const teacher_states<model_head>& teacher,
+                          const opd::env& env) {
+    return evaluated(backend, divergence, rows, student, teacher, env);
+}
+
 } // namespace trainer

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// What whole_rows.cpp compiles of logits, whole_rows_hidden.cpp of hidden states beside a head, and
-// whole_rows_model.cpp of those beside a model's head as it is stored: more than a minute in one file.
+// What whole_rows.cpp compiles of logits, and whole_rows_hidden.cpp of hidden states beside a head of floats or as a
+// model stores it: the rows of these two are four fifths the same.
 #pragma once
 
 #include "pipeline/whole_rows.hpp"
