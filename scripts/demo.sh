@@ -31,7 +31,7 @@ opd_setup demo
 # -O1: a run is no slower for it (the trainer's model has -O2 all the same), and the build is a fifth shorter.
 opd_configure_demo "-DCMAKE_CXX_FLAGS_RELEASE=-O1 -DNDEBUG"
 
-# Reading the library's headers once tells how fast this machine is now: the build takes about 140 times as long on one
+# Reading the library's headers once tells how fast this machine is now: the build takes about 175 times as long on one
 # core, the run 370 or 47 times. opd-train measures its own work and says it again.
 TIMEFORMAT=%R
 once() {
@@ -44,7 +44,7 @@ awk -v once="$seconds" -v jobs="$(opd_jobs)" -v cores="$(nproc)" -v name=$name \
     -v built="$([ -x "$program" ] && echo 1 || echo 0)" \
     'BEGIN {
         run = once * (name == "quick" ? 47 : 370) / (cores < 2 ? 1 : 2) # more cores help little: the models are small
-        build = built ? 0 : once * 140 / jobs
+        build = built ? 0 : once * 175 / jobs
         all = (build + run) / 60
         printf "== this will take about %.1f minutes here: %.1f to build, %.1f to run\n", all, build / 60, run / 60
     }'
