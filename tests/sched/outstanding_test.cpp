@@ -3,14 +3,16 @@
 // optimise: always
 //
 // Automatic M: within its bounds whatever it sees; lemmas 1 and 2 of opd/sched/outstanding.hpp; that it follows a load
-// down and up; in snapshots; what is refused.
+// down and up; probes of (tau + 1) B, and what they cost; in snapshots; what is refused.
 #include "sched/script.hpp"
 #include "support/property.hpp"
 #include "support/world.hpp"
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 #include <doctest/doctest.h>
+#include <limits>
 #include <map>
 #include <string>
 #include <vector>
@@ -27,9 +29,9 @@ using control = detail::outstanding_control;
 plan automatic_plan(index_t batch, index_t tau, index_t group = 1) {
     return plan_of({.batch = batch, .schedule = async{.tau = tau}, .group = group});
 }
-std::string bytes_of(control c) {
+std::string bytes_of(const auto& state) {
     archive_writer w;
-    w(c);
+    w(state);
     return w.bytes;
 }
 
@@ -90,17 +92,27 @@ struct staff {
     index_t teacher_batch = settings{}.teacher_batch;
     double teacher_flush = settings{}.teacher_flush;
 };
-account simulate(const async& how, changing_cluster c, index_t batch, index_t steps, const staff& who = {}) {
+settings settings_of(const async& how, index_t batch, index_t steps, const staff& who) {
     settings s;
     s.batch = batch, s.schedule = how, s.sequences = batch * steps;
     s.teacher_batch = who.teacher_batch, s.teacher_flush = who.teacher_flush;
-    account seen;
-    virtual_driver<changing_cluster, account> run(s, c, &seen);
+    return s;
+}
+void bring_up(auto& run, const staff& who) {
     run.bring_up(stage::rollout, who.workers, who.lanes);
     run.bring_up(stage::teacher, who.teachers);
     run.bring_up(stage::learner, 1);
+}
+account simulate(const async& how, changing_cluster c, index_t batch, index_t steps, const staff& who = {}) {
+    account seen;
+    virtual_driver<changing_cluster, account> run(settings_of(how, batch, steps, who), c, &seen);
+    bring_up(run, who);
     REQUIRE(run.run());
     return seen;
+}
+/// Steps a second from step `from` to step `to`.
+double pace(const account& a, std::size_t from, std::size_t to) {
+    return double(to - from) / (a.at[to - 1] - a.at[from - 1]);
 }
 changing_cluster node(double learner) {
     changing_cluster c;
@@ -120,6 +132,39 @@ double mean_of(const auto& x, std::size_t first, std::size_t last) {
     return sum / double(last - first);
 }
 
+/// Responses of one length.
+struct load {
+    const char* name;
+    staleness_policy policy;
+    index_t tau, batch;
+    staff who;
+    double length, prompt, per_sequence, rebuild, prefill, teacher, per_item, learner, sync;
+    std::uint64_t seed = 5;
+    distribution factor = {constant{1}}; // of each worker's times
+
+    changing_cluster cluster() const {
+        changing_cluster c;
+        c.seed = c.lengths.seed = seed;
+        c.lanes = who.lanes, c.factor = factor;
+        c.lengths.response = {constant{length}}, c.lengths.prompt = {constant{prompt}};
+        c.speed = {.step = 1e-3, .step_per_sequence = per_sequence, .prefill = prefill, .rebuild = rebuild};
+        c.teacher_time.fixed = teacher, c.teacher_time.per_item = per_item;
+        c.learner_time.fixed = learner, c.sync_time.fixed = sync;
+        return c;
+    }
+    async how(index_t m) const { return {.tau = tau, .outstanding = m, .policy = policy}; }
+    account run(index_t m, std::size_t steps) const { return simulate(how(m), cluster(), batch, index_t(steps), who); }
+};
+
+/// What M was after each step.
+struct chosen {
+    std::vector<index_t> permits;
+    void event(double, const opd::sched::event&, const actions& list, const scheduler& s) {
+        for (const action& a : list.items)
+            if (a.what == action::kind::step) permits.push_back(s.resolved().permits);
+    }
+};
+
 } // namespace
 
 TEST_CASE("whatever it sees, M lies between B and (tau + 1) B in whole groups, and a snapshot goes on with it") {
@@ -130,14 +175,15 @@ TEST_CASE("whatever it sees, M lies between B and (tau + 1) B in whole groups, a
         const plan p = automatic_plan(batch, tau, group);
         control c(p);
         index_t m = p.permits;
-        for (int step = 0; step < 60; ++step) {
+        const bool dear = d(0.5); // prefixes: rollout limits, until M is probed
+        for (int step = 0; step < 200; ++step) {
             for (index_t n = d.of(0, 3); n > 0; --n)
                 c.pass(d(0.2) ? 0 : d.in(1e-9, 1e9), d(0.3), d(0.3),
                        d(0.3)   ? 0
                        : d(0.5) ? 1
                                 : d(),
                        d.of(0, 10 * batch), d(0.5) ? 0.0 : d());
-            for (index_t n = d(0.5) ? 0 : d.of(1, 3); n > 0; --n) c.told(2 * d() - 1);
+            for (index_t n = d(0.5) ? 0 : d.of(1, 3); n > 0; --n) c.told(dear ? -d() : 2 * d() - 1);
             for (index_t n = d(0.5) ? 0 : d.of(1, 3); n > 0; --n) c.called(1 - d());
             archive_writer w;
             w(c);
@@ -152,7 +198,7 @@ TEST_CASE("whatever it sees, M lies between B and (tau + 1) B in whole groups, a
             RC_ASSERT(m >= p.least && m <= (tau + 1) * batch);
             RC_ASSERT(m % group == 0 || m == p.most || m == p.least);
             if (step == 0) RC_ASSERT(m == before); // the first tells of the start
-            if (d(0.05)) c.forget();
+            if (d(0.005)) c.forget();
         }
     });
 }
@@ -291,33 +337,137 @@ TEST_CASE(
     } cases[] = {{staleness_policy::capacity, 1e-6, 0.98},
                  {staleness_policy::capacity, 1e-5, 0.98},
                  {staleness_policy::edf, 1e-6, 0.95},
-                 {staleness_policy::edf, 1e-5, 0.93}}; // whose speed has a second hill, at M = 6 B and a lag of 3
+                 {staleness_policy::edf, 1e-5, 0.9}}; // whose speed has a second hill, at M = 6 B and a lag of 3
     for (const auto& [policy, rebuild, share] : cases) {
         INFO(std::string(name_of(policy)) << ", rebuild " << rebuild);
         changing_cluster c = node(0.01);
         c.speed.step = 1e-4, c.speed.step_per_sequence = 2e-5, c.speed.rebuild = rebuild;
-        const index_t batch = 32, steps = 160;
+        const index_t batch = 32, steps = 300; // from 150 on: between two probes
         const account own = simulate({.tau = 6, .policy = policy}, c, batch, steps);
-        double fastest = 1e9, widest_one = 0;
+        double fastest = 0, widest_one = 0;
         for (index_t m = batch; m <= 7 * batch; m += batch / 2) {
-            widest_one = simulate({.tau = 6, .outstanding = m, .policy = policy}, c, batch, steps).at.back();
-            fastest = std::min(fastest, widest_one);
+            widest_one = pace(simulate({.tau = 6, .outstanding = m, .policy = policy}, c, batch, steps), 150, 300);
+            fastest = std::max(fastest, widest_one);
         }
-        CHECK(own.at.back() * share < fastest);
-        CHECK(mean_of(own.lag, 60, 160) < 2.5);
-        if (policy == staleness_policy::capacity && rebuild > 5e-6) CHECK(widest_one > 1.5 * own.at.back());
+        CHECK(pace(own, 150, 300) > share * fastest);
+        CHECK(mean_of(own.lag, 150, 300) < 2.8);
+        if (policy == staleness_policy::capacity && rebuild > 5e-6) CHECK(pace(own, 150, 300) > 1.5 * widest_one);
     }
 }
 
 TEST_CASE(
-    "equal lengths and few lanes: crowds starve the learner between two counts, calls that are not full the run") {
-    struct load {
-        const char* name;
-        staleness_policy policy;
-        index_t tau, batch;
-        staff who;
-        double length, prompt, per_sequence, rebuild, prefill, teacher, per_item, learner, sync;
+    "two hills of the pace: what rollout's elasticity does not climb is probed and kept, by who is restored too") {
+    const load l{"load 387 of the study",
+                 staleness_policy::edf,
+                 7,
+                 25,
+                 {4, 103, 2, 2, 0.00538379},
+                 80,
+                 0,
+                 0,
+                 2.5947e-5,
+                 0,
+                 0.00191731,
+                 0.000474609,
+                 0.0115722,
+                 0.000430181,
+                 387,
+                 {uniform{0.7, 2}}};
+    const account own = l.run(automatic, 420);
+    double fastest = 0;
+    for (index_t m = 1; m <= l.tau + 1; ++m) fastest = std::max(fastest, pace(l.run(m * l.batch, 420), 300, 400));
+    CHECK(pace(own, 30, 64) < 0.8 * fastest);
+    CHECK(pace(own, 300, 400) > 0.9 * fastest);
+
+    const settings s = settings_of(l.how(automatic), l.batch, 420, l.who);
+    chosen before;
+    virtual_driver<changing_cluster, chosen> run(s, l.cluster(), &before);
+    bring_up(run, l.who);
+    for (const std::size_t at : {std::size_t{80}, std::size_t{200}}) { // in the probe, and while it is kept
+        while (before.permits.size() < at) REQUIRE(run.step());
+        CHECK(before.permits.back() == (l.tau + 1) * l.batch);
+        chosen after;
+        auto again = virtual_driver<changing_cluster, chosen>::restore(s, l.cluster(), run.snapshot(), &after);
+        while (after.permits.size() < 40) REQUIRE(again.step());
+        while (before.permits.size() < at + 40) REQUIRE(run.step());
+        CHECK(std::equal(after.permits.begin(), after.permits.end(), before.permits.end() - 40));
+    }
+}
+
+TEST_CASE("where probes find nothing they cost little") {
+    changing_cluster c = node(0.01);
+    c.speed.step = 1e-4, c.speed.step_per_sequence = 2e-5, c.speed.rebuild = 1e-5;
+    const account own = simulate({.tau = 4, .policy = staleness_policy::capacity}, c, 32, 3000);
+    CHECK(std::count(own.permits.begin(), own.permits.end(), 5 * 32) == 3 * 36); // three in 3000 steps
+    CHECK(pace(own, 100, 2900) > 0.98 * pace(own, 120, 520));
+    CHECK(mean_of(own.lag, 100, 2900) < mean_of(own.lag, 120, 520) + 0.12);
+}
+
+TEST_CASE("a probe: where rollout limits, kept while each window is a tenth faster, else ever rarer") {
+    // after how many steps M changes, at tau = 4: a probe takes 36 steps, the first rest 216
+    const auto runs = [](int steps, auto&& seconds, auto&& limits) {
+        detail::widest_probe p(4);
+        std::vector<int> lengths = {0};
+        for (int step = 1; step <= steps; ++step) {
+            const bool wide = p.wide();
+            detail::widest_probe again(4); // a restored one goes on in its place
+            archive_reader(bytes_of(p))(again);
+            p = again;
+            p.step(wide ? seconds(step) : 1.0, limits(step));
+            CHECK(p.sound());
+            ++lengths.back();
+            if (p.wide() != wide) lengths.push_back(0);
+        }
+        lengths.pop_back();
+        return lengths;
     };
+    const auto as = [](auto x) { return [x](int) { return x; }; };
+    using list = std::vector<int>;
+    CHECK(runs(10180, as(1.0), as(true)) == list{64, 36, 432, 36, 864, 36, 1728, 36, 3456, 36, 3456});
+    CHECK(runs(532, as(0.91), as(true)) == list{64, 36, 432});
+    CHECK(runs(2800, as(0.89), as(true)) == list{64, 36 + 864, 36, 36 + 1728, 36});
+    CHECK(runs(3000, as(0.5), as(false)) == list{});
+    CHECK(runs(280, as(1.0), [](int step) { return step > 64; }) == list{64 + 216});
+    const auto at_first = [](int step) { return step > 200 ? 1.0 : 0.5; }; // the window from 196 to 220 is slow
+    CHECK(runs(1156, at_first, as(true)) == list{64, 36 + 120, 36, 36, 864});
+}
+
+TEST_CASE("a probe, by hand: l, t and r stay; another clock and another start end it") {
+    control c(automatic_plan(100, 4));
+    const auto steps = [&](int n, double seconds, double e) {
+        index_t m = 0;
+        for (int i = 0; i < n; ++i) {
+            c.pass(seconds, false, false, 1, 0, 0), c.told(e);
+            m = c.step(100, 1);
+        }
+        return m;
+    };
+    c.start_at(200);
+    CHECK(c.step(100, 200) == 200);
+    CHECK(steps(63, 10, 0) == 200); // e = 0: r stays
+    CHECK(steps(1, 10, 0) == 500);
+    CHECK(steps(35, 10, -1) == 500);
+    CHECK(steps(1, 10, -1) == 200);
+    CHECK(steps(431, 10, 0) == 200);
+    CHECK(steps(1, 10, 0) == 500);
+    CHECK(steps(100, 8, 0) == 500); // kept
+    c.forget();
+    CHECK(c.step(100, 500) == 500); // no more than whence it goes on
+    CHECK(steps(35, 10, 0) == 200);
+    CHECK(steps(1, 10, 0) == 500);
+    c.start_at(300);
+    CHECK(c.step(100, 300) == 300);
+    CHECK(steps(63, 10, 0) == 300);
+    CHECK(steps(1, 10, 0) == 500);
+    CHECK(steps(36, 10, 0) == 300);
+    c.forget(); // in a rest: it is none the shorter
+    CHECK(c.step(100, 300) == 300);
+    CHECK(steps(431, 10, 0) == 300);
+    CHECK(steps(1, 10, 0) == 500);
+}
+
+TEST_CASE(
+    "equal lengths and few lanes: crowds starve the learner between two counts, calls that are not full the run") {
     const load loads[] = {
         {"thin calls",
          staleness_policy::capacity,
@@ -349,22 +499,12 @@ TEST_CASE(
          0.00925,
          0.00812}};
     for (const load& l : loads) {
-        changing_cluster c;
-        c.seed = c.lengths.seed = 5;
-        c.lanes = l.who.lanes;
-        c.lengths.response = {constant{l.length}}, c.lengths.prompt = {constant{l.prompt}};
-        c.speed = {.step = 1e-3, .step_per_sequence = l.per_sequence, .prefill = l.prefill, .rebuild = l.rebuild};
-        c.teacher_time.fixed = l.teacher, c.teacher_time.per_item = l.per_item;
-        c.learner_time.fixed = l.learner, c.sync_time.fixed = l.sync;
         const std::size_t from = 150, steps = 400;
-        const auto pace = [&](index_t m) {
-            const account a =
-                simulate({.tau = l.tau, .outstanding = m, .policy = l.policy}, c, l.batch, index_t(steps), l.who);
-            return double(steps - from) / (a.at[steps - 1] - a.at[from - 1]);
-        };
+        const auto pace_of = [&](index_t m) { return pace(l.run(m, steps), from, steps); };
         double fastest = 0;
-        for (index_t half = 2; half <= 2 * (l.tau + 1); ++half) fastest = std::max(fastest, pace(half * l.batch / 2));
-        const double share = pace(automatic) / fastest;
+        for (index_t half = 2; half <= 2 * (l.tau + 1); ++half)
+            fastest = std::max(fastest, pace_of(half * l.batch / 2));
+        const double share = pace_of(automatic) / fastest;
         INFO(std::string(l.name) << ": " << share);
         CHECK(share >= 0.95);
     }
@@ -413,6 +553,30 @@ TEST_CASE("M in a snapshot: kept, given up for a number, taken up from one") {
     event more = event::synced(0, 0);
     more.elasticity = 1.5;
     check_refused(t, more, "an elasticity lies in [-1, 1], or is not told");
+}
+
+TEST_CASE("a snapshot whose probe cannot be is refused") {
+    settings s;
+    s.batch = 2, s.schedule = async{.tau = 4}, s.teacher_batch = 1;
+    script t(s);
+    const std::string body(unseal(t.s.snapshot()));
+    const std::size_t at = body.find(bytes_of(detail::widest_probe(4)));
+    REQUIRE(at != std::string::npos);
+    const auto with = [&](std::size_t offset, auto value) {
+        std::string other = body;
+        std::memcpy(other.data() + at + offset, &value, sizeof value);
+        return seal(other);
+    };
+    const std::size_t left = 1, doubled = 9, seconds = 17, own = 25; // after the phase
+    const double none = std::numeric_limits<double>::quiet_NaN();
+    for (const index_t n : {1, 216}) CHECK_NOTHROW(scheduler::restore(s, with(left, n)));
+    for (const std::string& bytes : {with(left, index_t{0}), with(left, index_t{-1}), with(left, index_t{217}),
+                                     with(doubled, index_t{-1}), with(doubled, index_t{5}), with(seconds, none),
+                                     with(seconds, -1.0), with(own, none), with(own, -1.0), with(own, 1e301)})
+        CHECK_THROWS_WITH_AS(scheduler::restore(s, bytes), doctest::Contains("what automatic permits follow"),
+                             opd::invalid_input);
+    CHECK_THROWS_WITH_AS(scheduler::restore(s, with(0, char{3})), doctest::Contains("none of its kind"),
+                         opd::invalid_input);
 }
 
 TEST_CASE("a queue has all permits, and chooses none") {

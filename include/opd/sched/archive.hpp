@@ -170,7 +170,7 @@ struct count_range {
 };
 inline constexpr std::int64_t most_at_once = std::int64_t{1} << 40; // tokens of a sequence, updates of a step
 
-inline constexpr std::string_view snapshot_mark = "opdsch09"; // the digits count the formats
+inline constexpr std::string_view snapshot_mark = "opdsch10"; // the digits count the formats
 // Changes whenever one 8-byte word changes: every step is a bijection of the sum so far.
 inline std::uint64_t checksum(std::string_view bytes) {
     std::uint64_t sum = bytes.size();

@@ -192,9 +192,9 @@ public:
     }
 
     /// Automatic M is one that the rule can come to.
-    bool permits_are_sound() const {
-        return !plan_.automatic || (permits_ >= plan_.least && permits_ <= plan_.most && control_.sound());
-    }
+    bool permits_are_sound() const { return !plan_.automatic || (permits_ >= plan_.least && permits_ <= plan_.most); }
+    /// So is what the rule remembers.
+    bool rule_is_sound() const { return !plan_.automatic || control_.sound(); }
 
     /// Version of its start; -1: none yet.
     version_t version_of(slot_t s) const { return entries_[s].start; }

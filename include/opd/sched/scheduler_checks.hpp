@@ -44,6 +44,7 @@ inline void scheduler::check_invariants() const {
             "a sequence was admitted, and is there once");
     require(c == where(), "the census counts what is there");
     require(ledger_.permits_are_sound(), "automatic permits lie between B and (tau + 1) B");
+    require(ledger_.rule_is_sound(), "what automatic permits follow, times, counts and probes, can be");
     require(totals_.admitted == c.outstanding() + totals_.consumed + totals_.failed,
             "admitted = waiting + rollout + queued + scoring + ready + training + consumed + failed");
     require(phase_ != phase::idle || training_.empty(), "an idle learner trains nothing");
