@@ -117,9 +117,10 @@ public:
     }
     /// Whether what was read can be.
     bool sound() const {
+        if (doubled_ < 0 || doubled_ > doublings) return false; // rest() shifts by it
         const index_t most = std::max({first, probe_takes(), (wide() ? 2 : 1) * rest()});
         const auto is = [](double x) { return x >= 0 && x <= 1e300; };
-        return doubled_ >= 0 && doubled_ <= doublings && left_ >= 1 && left_ <= most && is(seconds_) && is(own_);
+        return left_ >= 1 && left_ <= most && is(seconds_) && is(own_);
     }
 
 private:
