@@ -203,6 +203,15 @@ TEST_CASE("what it chooses, by hand: the untried that could be best, then the be
     u.heard(o.arms[0], 1, 2 * of[0] - 1, 1, rates, flat);
     u.heard(o.arms[1], 1, of[1] - 1, 1, rates, flat);
     CHECK(u.tokens_per_second(o.arms[0], 1, rates, flat) == doctest::Approx(of[0]));
+    // no more nodes count than are verified; of two others, the one that was heard of longest ago has its turn
+    o.arms = {{4, 1, 4}, {4, 1, 3}, {4, 1, 2}}, o.near = 0.5, o.memory = 1e9;
+    rate_tuner w(o);
+    CHECK(w.tokens_per_second(o.arms[2], 3, rates, flat) == doctest::Approx(of[1]));
+    for (const strategy& arm : o.arms) {
+        CHECK(w.choose(3, rates, flat) == arm);
+        w.heard(arm, 3, w.tokens_per_second(arm, 3, rates, flat) - 1, 1, rates, flat);
+    }
+    CHECK(w.choose(3, rates, flat) == o.arms[1]); // the fourth choice
 }
 
 TEST_CASE("a state that is saved goes on as if it had not been, and what cannot be is refused by name") {
