@@ -80,8 +80,8 @@ struct amx_tiles {
     [[gnu::target("amx-tile,amx-bf16"), gnu::noinline]] amx_tiles() {
         if (!has_amx())
             throw unsupported("opd::amx_head: neither processor nor system have bfloat16 matrix tiles (AMX)");
-        static constexpr shape
-            whole{}; // static: g++ believes the instruction to read 8 bytes, and leaves the rest unwritten
+        // static: g++ believes the instruction to read 8 bytes, and leaves the rest unwritten
+        static constexpr shape whole{};
         _tile_loadconfig(&whole);
     }
     [[gnu::target("amx-tile,amx-bf16"), gnu::noinline]] ~amx_tiles() { _tile_release(); }

@@ -49,8 +49,8 @@ namespace opd {
 
 /// What `vocab_parallel` returns on a device: the result, the same on every rank, and what only this one knows.
 struct sharded_device_result : device_result {
-    const index_t* saturated =
-        nullptr; ///< device memory: in how many rows this rank's gradient was more than its type holds
+    /// Device memory: in how many rows this rank's gradient was more than its type holds.
+    const index_t* saturated = nullptr;
 };
 
 namespace detail {
