@@ -358,6 +358,9 @@ TEST_CASE("weights that are superseded before their turn are not installed, and 
     // what came while it was installing waits for the scheduler's word, and nothing else does
     CHECK(with({begin(1), install(1, 1), silence, install(2, 1), silence, start(3, 1), install(2, 1), abort(3, 1)}) ==
           "up/1 [install j1] synced j1/1 [start 3] [install j2] synced j2/1 [abort 3] aborted 3 (waits)");
+    // told twice of the same it installs nothing, so what came meanwhile is obeyed
+    CHECK(with({begin(1), install(1, 1), silence, silence, install(1, 1), silence, install(2, 1)}) ==
+          "up/1 [install j1] synced j1/1 synced j1/1 [install j2] synced j2/1 (waits)");
     struct prompt : channel { // says what is next as soon as it has heard
         bool more = true;
         void send(const reply& r) {

@@ -95,6 +95,7 @@ public:
         const auto here = std::find(running_.begin(), running_.end(), c.ticket);
         event answer;
         reply r;
+        bool installs = false;
         try {
             switch (c.what) {
             case kind::start:
@@ -136,6 +137,7 @@ public:
                 answer = event::down(sched::stage::rollout, number_).of_life(life_);
                 if (!whole_ || c.weights.job != has_) { // else it was told twice
                     whole_ = false;
+                    installs = true;
                     stage_->install(c.weights);
                 }
                 if constexpr (detail::exports_partials<Stage>)
@@ -162,7 +164,7 @@ public:
             life_ = 0;
         }
         r.drawn = std::exchange(drawn_, {});
-        if (answer.what == event::kind::synced) mail.drop(); // before it is heard: what comes then is the next word
+        if (installs && answer.what == event::kind::synced) mail.drop(); // before it is heard: then comes the next word
         send(std::move(r));
     }
 
