@@ -515,6 +515,21 @@ TEST_CASE("who waits for a publication that nobody is left to bring about is tol
     }
 }
 
+TEST_CASE("who waits for a publication is told the weights of the version where given-up attempts hold all lanes") {
+    settings o = stream(1, {.tau = 8});
+    o.rollout_deadline = 5; // and no abort_deadline: worker 0 is not lost
+    script t(o);
+    t.staff(2);
+    t.up(stage::rollout, 1, 4);
+    for (sample_t n = 0; n < 2; ++n) {
+        t.rolled(n, t.s.start_of(t.begun.at(n)), t.s.version()), t.scored(), t.learned();
+        t.synced(0, t.s.version() + 1);
+    }
+    CHECK(t.synced(1, 0) == "");
+    CHECK(t.wait() == "abort 2 | abort 3 | sync 1 v2");
+    CHECK(t.synced(1, 2).substr(0, 5) == "start");
+}
+
 TEST_CASE("a worker drains: what runs there is finished, nothing new starts, and it leaves") {
     script t(stream(4, {.tau = 1}));
     t.staff(2);

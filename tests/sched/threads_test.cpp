@@ -518,13 +518,19 @@ TEST_CASE("a worker that returns during a train step gets the weights after it, 
 TEST_CASE("an attempt past its deadline answers late: its successor's payload is not its") {
     toy::world::gate hung, again;
     toy::run r;
-    r.how = how(serial, 4, 80);
+    r.how = how(serial, 4, 0);
     r.how.rollout_attempts = 1000;
     r.how.rollout_deadline = 0.03; // and no abort_deadline: the worker is not given up
     r.lanes = 1;
     std::atomic<int> attempts = 0;
-    r.shared->fault = [&](const std::string& call, int, sample_t s, std::stop_token) {
-        if (call != "step" || s != 17) return wrong::nothing; // one token
+    std::atomic<bool> worked[2] = {false, false};
+    std::atomic<sample_t> hangs = 0; // of one token; the first that is drawn when both workers work
+    r.shared->fault = [&](const std::string& call, int worker, sample_t s, std::stop_token) {
+        if (call != "step") return wrong::nothing;
+        worked[worker] = true;
+        sample_t none = 0;
+        if (s > 0 && s % 17 == 0 && worked[0] && worked[1]) hangs.compare_exchange_strong(none, s);
+        if (s == 0 || s != hangs) return wrong::nothing;
         const int n = ++attempts;
         if (n == 1) hung.wait(); // until its successor runs
         if (n == 2) {
@@ -534,14 +540,18 @@ TEST_CASE("an attempt past its deadline answers late: its successor's payload is
         return wrong::nothing;
     };
     r.on_event = [&](const event& e, const actions&, const scheduler& s) {
-        if (e.what == event::kind::rolled_out && e.ticket.sample == 17 && s.totals().late > 0) again.open();
+        if (e.what == event::kind::rolled_out && e.ticket.sample == hangs && s.totals().late > 0) again.open();
+    };
+    r.on_step = [&](toy::driver& d, const toy::step& s) {
+        for (const auto& c : s.consumed)
+            if (hangs > 0 && c.ticket.sample == hangs) d.close();
     };
     r.go();
     check_clean(r);
     CHECK(r.report.completed);
     CHECK(attempts >= 2);
     CHECK(r.report.totals.late >= 1);
-    CHECK(r.consumed_all(80));
+    CHECK(r.consumed_all(static_cast<sample_t>(r.report.totals.admitted)));
 }
 
 TEST_CASE("a worker whose install() always fails stays away") {

@@ -273,7 +273,12 @@ TEST_CASE("tries end") {
     CHECK(r[0].why == failure::server_error);
     CHECK(r[0].tries == 4);
     CHECK(r[0].text.find("given up after 4 tries") != std::string::npos);
+    CHECK(r[0].text.find("the try before") == std::string::npos); // it failed alike
     CHECK(server.requests() == 4);
+    server.react = [&](int n, const json&) { return says(n < 4 + 3 ? 500 : 429); };
+    const auto s = serve::http_teacher(how).score(some_sequences(1));
+    CHECK(s[0].why == failure::overloaded);
+    CHECK(s[0].text.find("given up after 4 tries; the try before: status 500") != std::string::npos);
 }
 
 TEST_CASE("Retry-After is heeded: where it is too late for that, at once") {

@@ -328,6 +328,11 @@ private:
     void on_synced(const event& e, actions& out);
     void on_weights_lost(const event& e, actions& out);
     void wake_resting(actions& out);
+    // No worker has weights; or attempts that were given up hold all lanes, which are free once their workers answer:
+    // without abort_deadline that may be never.
+    bool nobody_rolls() const {
+        return !roster_.any_runs() || (!roster_.any_lane() && where().rollout == 0 && where().waiting > 0);
+    }
     // What a rollout worker that comes is told to install.
     const sched::weights& newest() const { return phase_ == phase::syncing ? target_ : weights_; }
     bool behind(const detail::roster::worker& w) const { return w.awaited && w.has != target_.job; } // while syncing

@@ -379,6 +379,7 @@ private:
             const std::size_t i = group[j];
             outcome& o = c.outcomes[i];
             o.seconds = seconds_between(c.first_try[i], now);
+            const std::string before = o.text; // of the try before
             if (got.why == failure::none && !wrong_with(got.answers[j], c.sequences[i], o.text)) {
                 o.scores = std::move(got.answers[j].scores);
                 metrics_.tokens += static_cast<std::int64_t>(o.scores->log_q.size()) - o.scores->missing();
@@ -396,7 +397,9 @@ private:
             const double pause = std::max(got.retry_after, detail::backoff_of(settings_, o.tries, i));
             const bool late = after(now, pause) >= after(c.first_try[i], settings_.total_seconds);
             if (o.why == failure::refused || o.why == failure::cancelled || o.tries >= settings_.tries || late) {
+                const bool other = !before.empty() && before != o.text;
                 if (o.tries > 1 || late) o.text.append(late ? "; no time is left" : "").append(tried(o.tries));
+                if (other) o.text.append("; the try before: ").append(before);
                 ++metrics_.given_up, --c.open;
                 continue;
             }

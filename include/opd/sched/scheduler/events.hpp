@@ -105,7 +105,7 @@ inline void scheduler::take(const event& e, actions& out) {
 inline void scheduler::pump(actions& out) {
     if (finished_) return;
     while (synchronise(out)) {}
-    if (roster_.joining() > 0 && !roster_.any_runs()) wake_resting(out);
+    if (roster_.joining() > 0 && nobody_rolls()) wake_resting(out);
     feed(out);
     score(out);
     train(out);
