@@ -12,7 +12,7 @@
 #include <fmt/format.h>
 
 #include "gnuplot.hpp"
-#include "opd/hidden.hpp"
+#include "losses.hpp"
 #include "opd/opd.hpp"
 #include "settings/files.hpp"
 
@@ -185,12 +185,9 @@ private:
         opd::product(all,
                      opd::product_nt(x.rows, w.rows, x.cols, x.data, x.stride, w.data, w.stride, to.data(), w.rows));
     }
-    /// Sum over the rows of the student's loss, and its gradient.
     template <class Teacher, class Estimator>
     double loss_of(const Teacher& teacher, const Estimator& estimator, floats& gradient) {
-        const opd::student::logits student{opd::view(w_.student.data(), w_.n, w_.v),
-                                           opd::view(gradient.data(), w_.n, w_.v)};
-        return opd::evaluate(backend_, student, teacher, estimator, {.reduction = opd::reduce::sum}).loss;
+        return compression_study::loss_of(backend_, w_, teacher, estimator, gradient);
     }
     /// Fills in what cached_ and gradient_ say.
     void add(figures f) {
