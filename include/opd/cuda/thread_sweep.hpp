@@ -343,7 +343,8 @@ OPD_HD void scout_thread(row_sweep& out, const Tile& t, one_of at, const Exclude
             top_z, top_y, t.begin + first, share.step, [&](index_t i, F z, F y) { s = i, top_z = z, y_s = y; },
             [&](index_t i, F z, F y) { anchor_t = i, z_t = z, top_y = y; });
     }
-    out.begin_at({s, anchor_t, double(top_z.v), double(y_s.v), double(z_t.v), double(top_y.v)});
+    // no anchor lies at 0: beside it what has no mass is infinitely far, beside a mask it would be near
+    out.begin_at({s, anchor_t, s < 0 ? 0 : double(top_z.v), double(y_s.v), double(z_t.v), double(top_y.v)});
 }
 
 /// The phase before a sweep: anchors from the first entries of the row, of a row that is long enough to gain by it.
