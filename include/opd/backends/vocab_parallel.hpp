@@ -63,16 +63,6 @@ namespace opd {
 namespace detail {
 inline namespace OPD_ISA {
 
-struct shard_frame : host_frame {
-    using whole = host_frame;
-    vocab_shard shard = {};
-    /// The ranks have told each other the logits of a row's slots.
-    template <class Rows>
-    known_logit student_at(const Rows& k, const row_state& st, index_t slot) const {
-        return {exchanged(k, st)[static_cast<std::size_t>(slot)]};
-    }
-};
-
 /// A job as its rows see it: hidden states in blocks, but where rows ask for the logits of few ids.
 template <class Job>
 auto job_in_blocks(const Job& job, const std::optional<makers<Job>>& sides) {
@@ -117,7 +107,7 @@ class sharded_call {
     using Student = decltype(Job::student);
     using Teacher = decltype(Job::teacher);
     using Rows = decltype(rows_of<lane_engine>(job_in_blocks(std::declval<const Job&>(), {}),
-                                               std::declval<const shard_frame&>()));
+                                               std::declval<const shard_frame<host_frame>&>()));
     using State = typename Rows::state_type;
     using stage = shard_progress::stage;
     static constexpr bool blocks = has_blocks<Job>, few_ids = gathers<Job>;
@@ -214,7 +204,7 @@ public:
 private:
     enum class progress { fresh, exchanging, reduced, finished, written };
     Job job_;
-    shard_frame frame_ = {};
+    shard_frame<host_frame> frame_ = {};
     thread_team* team_ = nullptr;
     std::unique_ptr<workspace> owned_;
     progress at_ = progress::fresh;
@@ -254,10 +244,7 @@ private:
         carver nowhere;
         if constexpr (blocks) makers_.emplace(job, 0, 0, nowhere, team_, worker_floats{});
         const auto k = rows();
-        std::size_t scratch = k.scratch_bytes();
-        if constexpr (keeps_scratch) scratch += exchanged_bytes(k);
-        scratch = host_plan::aligned(scratch);
-        (keeps_scratch ? row_scratch_ : worker_scratch_) = scratch;
+        (keeps_scratch ? row_scratch_ : worker_scratch_) = host_plan::aligned(shard_scratch_bytes(k));
         std::size_t logits = 0;
         if constexpr (keeps_scratch) logits = sizeof(double) * most_exchanged(k);
         slot_ = sizeof(partial_item) + most_partial_bytes + logits;

@@ -42,15 +42,8 @@ namespace opd::detail {
 inline namespace OPD_ISA {
 
 template <space S>
-struct shard_row_frame : row_frame<S> {
-    using whole = row_frame<S>;
-    vocab_shard shard = {};
+struct shard_row_frame : shard_frame<row_frame<S>> {
     std::size_t logits_from = 0; ///< in a row's scratch, where rows have no place of their own for them
-    /// The ranks have told each other the logits of a row's slots.
-    template <class Rows>
-    OPD_HD known_logit student_at(const Rows& k, const row_state& st, index_t slot) const {
-        return {exchanged(k, st)[slot]};
-    }
 };
 
 /// A row's state, and the cut that it waits at: the phase's place in the row.
@@ -107,10 +100,6 @@ struct shard_gather {
 
 template <class Phase, class Rows>
 using part_of = decltype(Phase::start(std::declval<const Rows&>(), std::declval<const typename Rows::state_type&>()));
-template <class Phase>
-inline constexpr bool reads_slots_of_row = requires {
-    Phase::reads_slots;
-};
 
 /// A phase at its place in the row, with what the kernel knows: the phases below, each run by the block's team.
 template <class Rows>
@@ -162,9 +151,7 @@ struct send_part : Phase {
     OPD_HD static bool due(const auto& p, const auto& st) { return p.template reaches<Phase>(st); }
     template <class At>
     OPD_HD OPD_INLINE static auto part(const auto& p, auto& st, At at) {
-        if constexpr (!sums_beyond_common<Phase>)
-            if (p.rows.vocab == 0) return Phase::start(p.rows, st);
-        return Phase::part(p.rows, st, at);
+        return part_of_shard<Phase>(p.rows, st, at);
     }
     template <class Partial>
     OPD_HD static void finish(const auto& p, auto& st, const Partial& mine) {
@@ -283,18 +270,6 @@ private:
     }
 };
 
-/// The cuts of a row that may come, and how large the parts are.
-struct row_cuts {
-    static constexpr int most = 16;
-    int count = 0;
-    std::size_t bytes[most] = {};
-    /// Of an item in a round: whichever of the cuts that can be left by then.
-    std::size_t stride(int round) const {
-        std::size_t largest = 0;
-        for (int i = round; i < count; ++i) largest = bytes[i] > largest ? bytes[i] : largest;
-        return sizeof(partial_item) + largest;
-    }
-};
 /// Whether some row may need a phase: of a kept one, wherever it may be.
 template <class Phase, class Rows>
 OPD_HD bool may_be_due(const Rows& k) {
@@ -310,9 +285,11 @@ OPD_HD bool may_be_due(const Rows& k) {
         return is_due<Phase>(k, st);
     }
 }
-/// A team that finds the cuts. Logits of slots go along with the first, for no good row passes it by.
+/// A team that counts the cuts of a row that may come, and finds the largest part from cut `from` on. Logits of slots
+/// go along with the first, for no good row passes it by.
 struct cut_counter {
-    row_cuts cuts = {};
+    int from = 0, count = 0;
+    std::size_t largest = 0; ///< bytes
     template <class Phase, class Rows>
     OPD_HD void fold(const Rows& k) {
         if constexpr (sums_over_shards<Phase, Rows>) {
@@ -326,15 +303,15 @@ struct cut_counter {
     template <class Phase, class Rows>
     OPD_HD void each(const Rows& k) {
         if constexpr (reads_slots_of_row<Phase> && exchanges_logits<Rows>)
-            if (cuts.count == 0) add(k, 0);
+            if (count == 0) add(k, 0);
     }
 
 private:
     template <class Rows>
     OPD_HD void add(const Rows& k, std::size_t bytes) {
         if constexpr (exchanges_logits<Rows>)
-            if (cuts.count == 0) bytes += sizeof(double) * most_exchanged(k);
-        cuts.bytes[cuts.count++] = bytes;
+            if (count == 0) bytes += sizeof(double) * most_exchanged(k);
+        if (count++ >= from && bytes > largest) largest = bytes;
     }
 };
 
@@ -481,31 +458,34 @@ struct shard_plan {
     using rows_type = std::remove_const_t<decltype(rows_of<thread_engine>(std::declval<const Job&>(),
                                                                           std::declval<const frame_type&>()))>;
     using state_type = typename shard_round<rows_type>::state_type;
-    index_t rows; ///< of a launch
-    row_cuts cuts;
-    std::size_t of_row;                        ///< scratch
+    rows_type kind; ///< as rows of the call are, of which it counts the cuts alone
+    index_t rows;   ///< of a launch
+    int cuts;
+    std::size_t of_row;                        ///< scratch, which a row has from round to round
     std::size_t states, kept, own, all, bytes; ///< at 0 the count of rows that are cut off
 
     shard_plan(const Job& job, const vocab_shard& shard, int ranks, index_t rows_)
         : shard_plan(rows_of<thread_engine>(job, frame_on(job, shard, with_env(job))), ranks, rows_) {}
     shard_plan(const rows_type& k, int ranks, index_t rows_)
-        : rows(rows_), cuts(cuts_of(k)), of_row(scratch_of(k)), states(device_plan::aligned(sizeof(index_t))),
+        : kind(k), rows(rows_), cuts(cuts_from(0).count), of_row((shard_scratch_bytes(k) + 63) / 64 * 64),
+          states(device_plan::aligned(sizeof(index_t))),
           kept(states + device_plan::aligned(sizeof(state_type) * static_cast<std::size_t>(rows))),
           own(kept + device_plan::aligned(of_row * static_cast<std::size_t>(rows))), all(own + gathered(0)),
           bytes(all + gathered(0) * static_cast<std::size_t>(ranks)) {}
 
-    /// Of a row, which has it from round to round.
-    static std::size_t scratch_of(const rows_type& k) {
-        std::size_t bytes = k.scratch_bytes();
-        if constexpr (exchanges_logits<rows_type>) bytes += exchanged_bytes(k);
-        return (bytes + 63) / 64 * 64;
+    cut_counter cuts_from(int first) const {
+        cut_counter counter{first};
+        kind.row(counter);
+        return counter;
     }
+    /// Bytes of an item in a round: whichever of the cuts that can be left by then.
+    std::size_t stride(int round) const { return sizeof(partial_item) + cuts_from(round).largest; }
     /// Bytes that a rank sends in a round.
     std::size_t gathered(int round) const {
-        return device_plan::aligned(sizeof(partials_head) + cuts.stride(round) * static_cast<std::size_t>(rows));
+        return device_plan::aligned(sizeof(partials_head) + stride(round) * static_cast<std::size_t>(rows));
     }
     static frame_type frame_on(const Job& job, const vocab_shard& shard, const typename frame_type::whole& batch) {
-        frame_type f{batch, shard, 0};
+        frame_type f{{batch, shard}, 0};
         if constexpr (is_lumped<decltype(Job::teacher)>) f.shard.total = job.teacher.common; // of the entries
         return f;
     }
@@ -514,11 +494,6 @@ struct shard_plan {
         typename frame_type::whole batch;
         batch.env = job.env;
         return batch;
-    }
-    static row_cuts cuts_of(const rows_type& k) {
-        cut_counter counter;
-        k.row(counter);
-        return counter.cuts;
     }
 };
 
@@ -539,10 +514,10 @@ void launch_rounds(const Job& job, const vocab_shard& shard, int ranks, const de
     auto k = rows_of<thread_engine>(job, shard_plan<Job>::frame_on(job, shard, frame));
     if constexpr (exchanges_logits<decltype(k)>) k.frame.logits_from = k.scratch_bytes();
     if (groups > 0) {
-        for (int i = 0; i <= plan.cuts.count; ++i) {
-            exchange.next = head_of_shard(job, shard.first, static_cast<std::uint64_t>(i), rows, plan.cuts.stride(i));
+        for (int i = 0; i <= plan.cuts; ++i) {
+            exchange.next = head_of_shard(job, shard.first, static_cast<std::uint64_t>(i), rows, plan.stride(i));
             launch(round_type{{k, begin, end}, states, memory + plan.kept, plan.of_row, exchange, i == 0}, groups);
-            if (i == plan.cuts.count) break;
+            if (i == plan.cuts) break;
             exchange.sent = exchange.next, exchange.bytes = plan.gathered(i);
             gather(memory + plan.own, memory + plan.all, exchange.bytes);
         }

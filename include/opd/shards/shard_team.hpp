@@ -56,9 +56,12 @@ OPD_HD std::size_t most_exchanged(const Rows& k) {
     else
         return static_cast<std::size_t>(k.slots());
 }
+/// Scratch of a row, with a place for these logits if the row has none of its own.
 template <class Rows>
-std::size_t exchanged_bytes(const Rows& k) {
-    return gathers_logits<Rows> ? 0 : sizeof(double) * most_exchanged(k);
+std::size_t shard_scratch_bytes(const Rows& k) {
+    std::size_t bytes = k.scratch_bytes();
+    if constexpr (exchanges_logits<Rows> && !gathers_logits<Rows>) bytes += sizeof(double) * most_exchanged(k);
+    return bytes;
 }
 /// Where they lie, one a slot, and how many a row has.
 template <class Rows, class State>
@@ -97,6 +100,23 @@ struct known_logit {
     OPD_HD double logit(row_place, index_t) const { return z; }
 };
 
+/// What rows of a shard know of their batch, `Whole`, and of the shard.
+template <class Whole>
+struct shard_frame : Whole {
+    using whole = Whole;
+    vocab_shard shard = {};
+    /// The ranks have told each other the logits of a row's slots.
+    template <class Rows>
+    OPD_HD known_logit student_at(const Rows& k, const row_state& st, index_t slot) const {
+        return {exchanged(k, st)[slot]};
+    }
+};
+
+/// Phases that read logits of a row's slots.
+template <class Phase>
+concept reads_slots_of_row = requires {
+    Phase::reads_slots;
+};
 /// Phases that add up what either side has beyond the common ids. A rank may have such ids and no common one.
 template <class Phase>
 concept sums_beyond_common = requires {
@@ -104,11 +124,15 @@ concept sums_beyond_common = requires {
 };
 /// Phases that add up over the vocabulary, but not those of rows over slots, of which every rank has all.
 template <class Phase, class Rows>
-concept sums_over_shards = in_shards<decltype(Rows::frame)> &&
-                           (sums_beyond_common<Phase> || requires { Phase::backwards; }) &&
-                           !requires {
-    Phase::reads_slots;
-};
+concept sums_over_shards = in_shards<decltype(Rows::frame)> && !reads_slots_of_row<Phase> &&
+                           (sums_beyond_common<Phase> || requires { Phase::backwards; });
+/// The shard's part of such a sum.
+template <class Phase>
+OPD_HD OPD_INLINE auto part_of_shard(const auto& k, auto& st, auto at) {
+    if constexpr (!sums_beyond_common<Phase>)
+        if (k.vocab == 0) return Phase::start(k, st);
+    return Phase::part(k, st, at);
+}
 
 template <class State>
 struct shard_team {
@@ -132,8 +156,7 @@ struct shard_team {
                 Phase::finish(k, st, all);
             } else if (is_due<Phase>(k, st)) {
                 if (!may_read) return stop(stage::wants_tiles);
-                const partial mine =
-                    sums_beyond_common<Phase> || k.vocab > 0 ? Phase::part(k, st, alone{}) : Phase::start(k, st);
+                const partial mine = part_of_shard<Phase>(k, st, alone{});
                 write_as(own + sizeof(partial_item), mine);
                 return send(k, kind_of<partial>());
             }
@@ -163,7 +186,7 @@ private:
     /// Whether a phase reads logits of slots that are still to be exchanged, since no sum took them along.
     template <class Phase, class Rows>
     bool waits_for_slots(const Rows& k) {
-        if constexpr (requires { Phase::reads_slots; }) {
+        if constexpr (reads_slots_of_row<Phase>) {
             if (progress.now == stage::waiting)
                 take_logits(k, partial_kind::none);
             else if (st.good() && !progress.logits_sent)
