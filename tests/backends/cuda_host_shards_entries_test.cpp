@@ -7,109 +7,29 @@
 #include "backends/host_run_shards.hpp"
 #include "support/compiled/sampled.hpp"
 #include "support/compiled/support.hpp"
-#include "support/entry_judges.hpp"
-#include "support/generators.hpp"
-#include "support/property.hpp"
+#include "support/entry_cases.hpp"
 
-#include <algorithm>
-#include <bit>
-#include <cstdint>
-#include <string>
-#include <vector>
+#include <doctest/doctest.h>
 
-#include <opd/opd.hpp>
+#include <opd/estimators/divergences.hpp>
+#include <opd/estimators/support.hpp>
 
 using namespace opd;
 using namespace opd::test;
 
-namespace {
-
-const std::vector<flavour> kinds = {flavour::wide,     flavour::near_equal,  flavour::peaked,
-                                    flavour::filtered, flavour::student_gap, flavour::diffuse};
-
-} // namespace
-
 TEST_CASE("supports: a row's ids lie in any shard, the tail in all of them") {
-    property("a tail bucket",
-             [] {
-                 const problem p = *problems({.smallest_rows = 1, .kinds = kinds});
-                 const buffers<float> b(p);
-                 numbers u(p.seed);
-                 const caches<float> c(b, 1 + u.below(std::min<index_t>(p.vocab, 40)), 1);
-                 env e = b.masked_env();
-                 e.weights = b.weights;
-                 auto known = c.support();
-                 if (p.seed % 3 == 0) known.log_tail = {}; // inferred
-                 agrees_on_entries(b, known, tail_bucket{reverse_kl{}}, e,
-                                   host_run_shards{.seed = p.seed, .threads = int(1 + p.seed % 9)});
-             },
-             {.cases = 60});
-    const buffers<float> b({.rows = 5, .vocab = 30, .seed = 3});
-    const std::vector<std::int32_t> ids{0, 29, 7, 5, -1, 12, -1, -1, -1, 3, 30, 4, 8, 9, 8};
-    const std::vector<float> log_q(15, -2.0f);
-    const teacher::support known{view(ids.data(), 5, 3), view(log_q.data(), 5, 3)};
-    const host_run_shards shards{.cuts = {0, 1, 8, 8, 20, 30}};
-    agrees_on_entries(b, known, tail_bucket{reverse_kl{}}, {}, shards);
-    const std::vector<std::int64_t> offsets{0, 3, 4, 4, 9, 15};
-    const teacher::ragged_support ragged{view(ids.data(), 15), view(log_q.data(), 15), row_offsets<>(offsets)};
-    agrees_on_entries(b, ragged, tail_bucket{reverse_kl{}}, {}, shards);
+    entry_cases::supports<host_run_shards>("reverse KL", tail_bucket{reverse_kl{}}, 60);
+}
+
+TEST_CASE("supports: unused slots, ids out of range, ids that repeat, and rows of different length") {
+    entry_cases::odd_supports<host_run_shards>();
 }
 
 TEST_CASE("drawn tokens: their logit comes from the shard that has it") {
-    property("samples",
-             [] {
-                 const problem p = *problems({.smallest_rows = 1, .kinds = kinds});
-                 const buffers<float> b(p);
-                 numbers u(p.seed);
-                 const caches<float> c(b, 1, 1 + u.below(12));
-                 env e = b.masked_env();
-                 e.weights = b.weights;
-                 std::vector<double> lse;
-                 if (p.seed % 3 == 0) { // no sweep then: the logits travel alone
-                     lse.resize(std::size_t(p.rows));
-                     cpu_backend one;
-                     auto s = b;
-                     env first;
-                     first.lse = lse;
-                     evaluate(one, s.value_only(), c.samples(), mc{}, first);
-                     e.given_lse = lse;
-                 }
-                 const exchanged said = agrees_on_entries(
-                     b, c.samples(), mc{}, e, host_run_shards{.seed = p.seed, .threads = int(1 + p.seed % 9)});
-                 RC_ASSERT(said.rounds == 1);
-             },
-             {.cases = 80});
-    property("weighted, with slots that are unused and ids that repeat",
-             [] {
-                 const problem p = *problems({.smallest_rows = 1, .kinds = kinds});
-                 const buffers<float> b(p);
-                 const caches<float> c(b, 1, 9);
-                 env e = b.masked_env();
-                 e.measure.entropy = p.seed % 2 == 0;
-                 const exchanged said = agrees_on_entries(b, c.weighted(), mc{}, e, host_run_shards{.seed = p.seed});
-                 RC_ASSERT(said.rounds == (e.measure.entropy ? 2 : 1));
-             },
-             {.cases = 40});
+    entry_cases::drawn_tokens<host_run_shards>(80);
+    entry_cases::weighted_tokens<host_run_shards>(40);
 }
 
-TEST_CASE("drawn tokens: what is bad is bad on every rank") {
-    const index_t v = 12;
-    buffers<float> b({.rows = 3, .vocab = v, .seed = 5});
-    const std::vector<std::int32_t> ids{4, 4, 11, 4, 4, 12};
-    const std::vector<float> log_mu{-2, -2, -3, -2, -1, -2}, log_q{-1, -1, -2, -4, -1, -2};
-    const auto m = [&](const auto& x) { return view(x.data(), 3, 2); };
-    const teacher::samples drawn{m(ids), m(log_mu), m(log_q)};
-    const host_run_shards shards{.cuts = {0, 4, 5, 11, v}};
-    agrees_on_entries(b, drawn, mc{}, {}, shards); // row 2: id 12 is out of range
-    for (const index_t at : {4, 9}) {              // NaN at a token, and where none is
-        buffers<float> bad = b;
-        bad.z[std::size_t(at)] = std::bit_cast<float>(0x7fc00000u);
-        agrees_on_entries(bad, drawn, mc{}, {}, shards);
-        const std::vector<double> given{1, 2, 3}; // vouches for what is not looked at
-        env with;
-        with.given_lse = given;
-        if (at == 4) agrees_on_entries(bad, drawn, mc{}, with, shards);
-        b.z[std::size_t(v + 4)] = detail::neg_inf<float>();
-        agrees_on_entries(b, drawn, mc{}, {}, shards);
-    }
+TEST_CASE("drawn tokens: a shard without them has the softmax's share alone; what is bad is bad on every rank") {
+    entry_cases::lonely_and_bad_tokens<host_run_shards>();
 }

@@ -7,12 +7,14 @@
 #include "backends/host_run_shards.hpp"
 #include "support/compiled/dense.hpp"
 #include "support/compiled/device_text.hpp"
+#include "support/shard_cases.hpp"
 #include "support/shard_judges.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <string>
 #include <vector>
 
@@ -21,35 +23,18 @@ namespace {
 using namespace opd;
 using namespace opd::test;
 
-const float minus_inf = detail::neg_inf<float>();
-
 TEST_CASE("every divergence, whatever the split, is that of the whole vocabulary") {
-    for_each_divergence([](const std::string& name, auto d) {
-        property(name,
-                 [&] {
-                     const problem p = *problems({.kinds = every_kind});
-                     host_run_shards shards{.seed = p.seed, .threads = int(1 + p.seed % 40), .tree = p.seed % 2 == 0};
-                     env e;
-                     if (p.seed % 3 == 1) e.on_infinite = infinite::skip();
-                     agrees(d, p, shards, e);
-                 },
-                 {.cases = 30});
-    });
-    property("acceptance",
-             [&] {
-                 const problem p = *problems({.kinds = every_kind});
-                 host_run_shards shards{.seed = p.seed};
-                 agrees(acceptance{}, p, shards, {});
-             },
-             {.cases = 30});
+    shard_cases::every_divergence<host_run_shards>(30);
 }
 
 TEST_CASE("rows on which float loses digits are held to the bounds of one rank") {
-    std::vector<accuracy::errors> table;
-    for (const index_t n : {96, 3000}) {
-        host_run_shards shards{.cuts = {0, n / 3, n}, .threads = 128}; // two: more threads wait longer for each other
-        for (const auto& r : accuracy::rows(n, 7)) accuracy::judge_dense(shards, r, table);
-    }
+    shard_cases::hard_rows([](index_t n) { // two ranks: more threads wait longer for each other
+        return host_run_shards{.cuts = {0, n / 3, n}, .threads = 128};
+    });
+}
+
+TEST_CASE("a stretch of ids without the student's mass keeps what the teacher has there") {
+    shard_cases::stretch_without_mass<host_run_shards>();
 }
 
 TEST_CASE("one shard has the bits of a call without shards") {
@@ -75,135 +60,37 @@ TEST_CASE("one shard has the bits of a call without shards") {
 }
 
 TEST_CASE("masks, weights, sequences, clamps, beta, temperatures from 0.01 to 100, a given log-sum-exp") {
-    property("reverse KL",
-             [] {
-                 const problem p = *problems({.smallest_rows = 1, .far_temperatures = true, .many_rows = true});
-                 buffers<float> b(p);
-                 numbers u(p.seed + 5);
-                 const std::vector<std::int64_t> offsets = random_offsets(p.rows, u);
-                 env e = b.masked_env();
-                 e.weights = b.weights, e.offsets = offsets;
-                 e.reduction = p.seed % 2 == 0 ? reduce::sequence_mean : reduce::sum;
-                 e.beta = p.seed % 3 == 0 ? 0.5F : 0;
-                 e.loss_clamp = p.seed % 5 == 0 ? 0.3 : 0;
-                 std::vector<double> lse;
-                 if (p.seed % 7 < 3) {
-                     lse.resize(std::size_t(p.rows));
-                     cpu_backend one;
-                     env first;
-                     first.lse = lse;
-                     evaluate(one, b.value_only(), b.teacher(), reverse_kl{}, first);
-                     e.given_lse = lse;
-                 }
-                 check_near(on_both(b, reverse_kl{}, e, host_run_shards{.seed = p.seed}),
-                            double(3 * p.rows) / double(p.temperature_p));
-             },
-             {.cases = 100});
+    shard_cases::every_option<host_run_shards>(100);
 }
 
 TEST_CASE("a second run gives the same bits, and the gradient may lie over the logits") {
-    buffers<float> b({.rows = 40, .vocab = 1500, .kind = flavour::diffuse, .seed = 12}), in_place = b;
     const std::vector<index_t> cuts{0, 1, 700, 700, 1025, 1500};
-    const both once = on_both(b, jsd{}, {}, host_run_shards{.cuts = cuts}),
-               again = on_both(b, jsd{}, {}, host_run_shards{.cuts = cuts});
-    CHECK(equal_bits(once.split.loss, again.split.loss));
-    CHECK(once.dz_split == again.dz_split);
-    CHECK(once.lse_split == again.lse_split);
-    auto s = in_place.student();
-    s.dz = {in_place.z.data(), 40, 1500, 1500};
-    host_run_shards shards{.cuts = cuts};
-    evaluate(shards, s, in_place.teacher(), jsd{});
-    for (std::size_t i = 0; i < std::size_t{40} * 1500; ++i) CHECK(in_place.z[i] == once.dz_split[i]);
+    shard_cases::same_bits<host_run_shards>(cuts, {host_run_shards::at(cuts)});
+    shard_cases::in_place<host_run_shards>();
 }
 
-TEST_CASE("more rows than blocks, no rows, no kept row") {
-    buffers<float> b({.rows = 5000, .vocab = 11, .masked = true, .seed = 9});
-    const both o = on_both(b, reverse_kl{}, b.masked_env(), host_run_shards{.cuts = {0, 4, 11}, .threads = 4});
-    CHECK(o.split.diagnostics.rows == 5000);
-    CHECK(o.split.loss == doctest::Approx(o.whole.loss).epsilon(1e-6));
-    check_near(o, 1);
-    buffers<float> few({.rows = 3, .vocab = 11, .masked = true, .seed = 9});
-    std::fill(few.kept.begin(), few.kept.end(), std::uint8_t{0});
-    const both none = on_both(few, reverse_kl{}, few.masked_env(), host_run_shards{.cuts = {0, 4, 11}});
-    CHECK(none.split.diagnostics.kept == 0);
-    CHECK(none.split.loss == 0);
-    CHECK(none.dz_split == none.dz_whole);
-    host_run_shards shards{.cuts = {0, 4, 11}};
-    const result empty = evaluate(shards, student::logits{matrix_view<const float>(b.z.data(), 0, 11, 11)},
-                                  teacher::dense{matrix_view<const float>(b.y.data(), 0, 11, 11)}, jsd{});
-    CHECK(empty.loss == 0);
-    CHECK(empty.diagnostics.rows == 0);
-    CHECK(shards.said.rounds == 0);
+TEST_CASE("more rows than blocks, no rows, no kept row") { shard_cases::many_rows_and_none<host_run_shards>(); }
+
+TEST_CASE("the largest logits may lie in any shard, and equal ones have one anchor") {
+    shard_cases::largest_in_any_shard<host_run_shards>();
 }
 
-TEST_CASE("a bad number in one shard makes the row bad on every rank") {
-    for (const float bad : {std::numeric_limits<float>::quiet_NaN(), -minus_inf})
-        for (const bool of_teacher : {false, true})
-            for (const index_t at : {0, 17, 29}) {
-                buffers<float> b({.rows = 5, .vocab = 30, .seed = 2});
-                (of_teacher ? b.y : b.z)[std::size_t(2 * 30 + at)] = bad;
-                const both o = on_both(b, reverse_kl{}, {}, host_run_shards{.cuts = {0, 10, 10, 18, 30}});
-                CHECK(o.split.diagnostics.bad_rows == 1);
-                CHECK(o.split.diagnostics.first_bad_row == 2);
-                for (index_t i = 0; i < 30; ++i) CHECK(o.dz_split[std::size_t(2 * 30 + i)] == 0);
-                CHECK(o.losses_split[2] == 0);
-            }
-    buffers<float> b({.rows = 3, .vocab = 30, .seed = 2}); // no mass anywhere
-    for (std::size_t i = 30; i < 60; ++i) b.z[i] = minus_inf;
-    CHECK(on_both(b, reverse_kl{}, {}, host_run_shards{.cuts = {0, 10, 30}}).split.diagnostics.first_bad_row == 1);
-}
+TEST_CASE("a bad number in one shard makes the row bad on every rank") { shard_cases::bad_number<host_run_shards>(); }
 
 TEST_CASE("a padded vocabulary: a shard without mass on either side is as if it were not there") {
-    for_each_divergence_type([](const std::string& name, auto d) {
-        CAPTURE(name);
-        for (const float temperature : {0.7F, 2.F}) {
-            buffers<float> b({.rows = 4,
-                              .vocab = 3000,
-                              .temperature_p = temperature,
-                              .temperature_q = temperature > 1 ? 1.F : 2.F,
-                              .kind = temperature > 1 ? flavour::near_equal : flavour::wide,
-                              .seed = 6});
-            for (index_t r = 0; r < 4; ++r)
-                for (const auto& [from, to] : {std::pair<index_t, index_t>{0, 1100}, {2000, 3000}})
-                    for (index_t i = from; i < to; ++i)
-                        b.z[std::size_t(r * 3000 + i)] = b.y[std::size_t(r * 3000 + i)] = minus_inf;
-            const both o = on_both(b, d, {}, host_run_shards{.cuts = {0, 1100, 1500, 2000, 3000}});
-            check_near(o, 1);
-            CHECK(o.split.diagnostics.careful_rows == 0);
-        }
-    });
+    shard_cases::padded_vocabulary<host_run_shards>(6);
 }
 
-TEST_CASE("infinite rows under each policy, the zero in a shard of its own; what waits to throw is refused") {
-    for (const bool of_teacher : {true, false}) {
-        buffers<float> b({.rows = 3, .vocab = 25, .seed = 3});
-        (of_teacher ? b.y : b.z)[25 + 7] = minus_inf;
-        const auto all = [&](auto d) {
-            for (const infinite policy : {infinite::floor(), infinite::floor(-12), infinite::skip()}) {
-                env e;
-                e.on_infinite = policy;
-                const both o = on_both(b, d, e, host_run_shards{.cuts = {0, 7, 8, 25}});
-                CHECK(o.split.diagnostics.first_infinite_row == 1);
-                check_near(o, 1);
-            }
-        };
-        of_teacher ? all(reverse_kl{}) : all(forward_kl{});
-        check_near(on_both(b, jsd{}, {}, host_run_shards{.cuts = {0, 7, 8, 25}}), 1); // finite
-    }
+TEST_CASE("infinite rows under each policy, the zero in a shard of its own") {
+    shard_cases::infinite_rows<host_run_shards>();
 }
 
-TEST_CASE("entropies, selectors that choose by them, and rows by position") {
-    buffers<float> b({.rows = 6, .vocab = 2100, .seed = 8});
-    env e;
-    e.measure.entropy = true;
-    const both o = on_both(b, reverse_kl{}, e, host_run_shards{.seed = 3});
-    CHECK(o.split.diagnostics.student_entropy() ==
-          doctest::Approx(o.whole.diagnostics.student_entropy()).epsilon(1e-6));
-    CHECK(o.split.diagnostics.teacher_entropy() ==
-          doctest::Approx(o.whole.diagnostics.teacher_entropy()).epsilon(1e-6));
-    CHECK(o.split.diagnostics.overlap() == doctest::Approx(o.whole.diagnostics.overlap()).epsilon(1e-6));
-    check_near(on_both(b, eopd(4), {}, host_run_shards{.seed = 4}), 1); // mixes by the teacher's entropy
+TEST_CASE("a flat student under a teacher that has its first choice alone: the rest lies at the floor of the whole "
+          "vocabulary") {
+    shard_cases::floor_of_the_whole<host_run_shards>();
 }
+
+TEST_CASE("entropies, and selectors that choose by them") { shard_cases::entropies<host_run_shards>(6); }
 
 TEST_CASE("a gradient beyond its type is cut off in its shard, and the loss stays that of every rank") {
     const index_t v = 40;
@@ -247,6 +134,43 @@ TEST_CASE("how many rounds, and how many bytes") {
     env measured;
     measured.measure.entropy = true;
     CHECK(said(jsd{}, measured).rounds == 7);
+}
+
+/// A row of more cuts than the library's have, larger and smaller ones in turn.
+struct row_of_many_cuts {
+    static constexpr std::size_t count = 20;
+    struct state_type {
+        bool kept = false;
+    };
+    detail::shard_row_frame<space::host> frame = {};
+    static constexpr std::size_t words(std::size_t cut) { return 1 + cut * 13 % 20; }
+    template <std::size_t Cut>
+    struct phase {
+        static constexpr bool backwards = false; // of a sum over the vocabulary
+        struct part {
+            double numbers[words(Cut)];
+        };
+        static part start(const row_of_many_cuts&, const state_type&) { return {}; }
+        static bool due(const row_of_many_cuts&, const state_type& st) { return st.kept; }
+    };
+    template <std::size_t Cut = 0>
+    void row(auto& team) const {
+        team.template fold<phase<Cut>>(*this);
+        if constexpr (Cut + 1 < count) row<Cut + 1>(team);
+    }
+};
+
+TEST_CASE("a row may have any number of cuts, and an item has room for those that are left") {
+    for (std::size_t from = 0; from <= row_of_many_cuts::count; ++from) {
+        CAPTURE(from);
+        detail::cut_counter cuts{int(from)};
+        row_of_many_cuts{}.row(cuts);
+        CHECK(cuts.count == int(row_of_many_cuts::count));
+        std::size_t largest = 0;
+        for (std::size_t i = from; i < row_of_many_cuts::count; ++i)
+            largest = std::max(largest, sizeof(double) * row_of_many_cuts::words(i));
+        CHECK(cuts.largest == largest);
+    }
 }
 
 TEST_CASE("shards that do not hold every id once make every row bad on every rank") {

@@ -11,6 +11,7 @@
 #include <stdexcept>
 #include <thread>
 #include <type_traits>
+#include <utility>
 #include <vector>
 
 #include "backends/host_run.hpp"
@@ -74,6 +75,13 @@ struct host_run_shards {
     bool tree = true;
     exchanged said = {};
     std::vector<index_t> cut_off = {}; ///< of each rank: rows whose gradient was
+
+    // as sharded_backend has them
+    static host_run_shards at(std::vector<index_t> cuts) { return {.cuts = std::move(cuts)}; }
+    static host_run_shards of_seed(std::uint64_t seed) {
+        return {.seed = seed, .threads = int(1 + seed % 40), .tree = seed % 2 == 0};
+    }
+    static bool takes(int rounds, int most) { return rounds == most; } // each is enqueued, whatever rows need
 
     template <class Z, class G, class Teacher, class Estimator>
     result for_rows(const row_job<student::logits<Z, G>, Teacher, Estimator, space::host>& job) {

@@ -6,9 +6,9 @@
 // whose head lies in shards, the call as its page has it, and what is refused.
 #include "support/compiled/sampled.hpp"
 #include "support/compiled/support.hpp"
+#include "support/entry_cases.hpp"
 #include "support/entry_judges.hpp"
 #include "support/generators.hpp"
-#include "support/property.hpp"
 #include "support/shards.hpp"
 
 #include <bit>
@@ -30,112 +30,24 @@ using floats = std::vector<float>;
 const float nan_f = std::bit_cast<float>(0x7fc00000u);
 const float minus_inf = detail::neg_inf<float>();
 
-const std::vector<flavour> kinds = {flavour::wide,     flavour::near_equal,  flavour::peaked,
-                                    flavour::filtered, flavour::student_gap, flavour::diffuse};
-
 } // namespace
 
 TEST_CASE("supports: a row's ids lie in any shard, the tail in all of them") {
-    const auto all = [](const std::string& name, const auto& estimator) {
-        property(name,
-                 [&] {
-                     const problem p = *problems({.smallest_rows = 1, .kinds = kinds});
-                     const buffers<float> b(p);
-                     numbers u(p.seed);
-                     const caches<float> c(b, 1 + u.below(std::min<index_t>(p.vocab, 40)), 1);
-                     env e = b.masked_env();
-                     e.weights = b.weights;
-                     auto known = c.support();
-                     if (p.seed % 3 == 0) known.log_tail = {}; // inferred
-                     const exchanged said = agrees_on_entries(
-                         b, known, estimator, e, sharded_backend{.threads = p.seed % 4 == 0, .seed = p.seed});
-                     RC_ASSERT(said.rounds <= 1);
-                 },
-                 {.cases = 80});
-    };
-    all("reverse KL", tail_bucket{reverse_kl{}});
-    all("JSD", tail_bucket{jsd{}});
+    entry_cases::supports<sharded_backend>("reverse KL", tail_bucket{reverse_kl{}}, 80);
+    entry_cases::supports<sharded_backend>("JSD", tail_bucket{jsd{}}, 80);
 }
 
 TEST_CASE("supports: unused slots, ids out of range, ids that repeat, and rows of different length") {
-    const buffers<float> b({.rows = 5, .vocab = 30, .seed = 3});
-    std::vector<std::int32_t> ids{0, 29, 7, 5, -1, 12, -1, -1, -1, 3, 30, 4, 8, 9, 8};
-    floats log_q(15, -2.0f);
-    const teacher::support known{view(std::as_const(ids).data(), 5, 3), view(std::as_const(log_q).data(), 5, 3)};
-    agrees_on_entries(b, known, tail_bucket{reverse_kl{}}, {}, sharded_backend{.cuts = {0, 1, 8, 8, 20, 30}});
-    const std::vector<std::int64_t> offsets{0, 3, 4, 4, 9, 15};
-    const teacher::ragged_support ragged{view(std::as_const(ids).data(), 15), view(std::as_const(log_q).data(), 15),
-                                         row_offsets<>(offsets)};
-    agrees_on_entries(b, ragged, tail_bucket{reverse_kl{}}, {}, sharded_backend{.cuts = {0, 1, 8, 8, 20, 30}});
+    entry_cases::odd_supports<sharded_backend>();
 }
 
 TEST_CASE("drawn tokens: their logit comes from the shard that has it") {
-    property("samples",
-             [] {
-                 const problem p = *problems({.smallest_rows = 1, .kinds = kinds});
-                 const buffers<float> b(p);
-                 numbers u(p.seed);
-                 const caches<float> c(b, 1, 1 + u.below(12));
-                 env e = b.masked_env();
-                 e.weights = b.weights;
-                 sharded_backend shards{.threads = p.seed % 4 == 0, .seed = p.seed};
-                 std::vector<double> lse;
-                 if (p.seed % 3 == 0) { // no sweep then: the logits travel alone
-                     lse.resize(std::size_t(p.rows));
-                     cpu_backend one;
-                     auto s = b;
-                     env first;
-                     first.lse = lse;
-                     evaluate(one, s.value_only(), c.samples(), mc{}, first);
-                     e.given_lse = lse;
-                 }
-                 const exchanged said = agrees_on_entries(b, c.samples(), mc{}, e, shards);
-                 RC_ASSERT(said.rounds <= 1);
-             },
-             {.cases = 100});
-    property("weighted, with slots that are unused and ids that repeat",
-             [] {
-                 const problem p = *problems({.smallest_rows = 1, .kinds = kinds});
-                 const buffers<float> b(p);
-                 const caches<float> c(b, 1, 9);
-                 env e = b.masked_env();
-                 e.measure.entropy = p.seed % 2 == 0;
-                 const exchanged said = agrees_on_entries(b, c.weighted(), mc{}, e, sharded_backend{.seed = p.seed});
-                 RC_ASSERT(said.rounds <= 2);
-             },
-             {.cases = 60});
+    entry_cases::drawn_tokens<sharded_backend>(100);
+    entry_cases::weighted_tokens<sharded_backend>(60);
 }
 
 TEST_CASE("drawn tokens: a shard without them has the softmax's share alone; what is bad is bad on every rank") {
-    const index_t v = 12;
-    buffers<float> b({.rows = 3, .vocab = v, .seed = 5});
-    const std::vector<std::int32_t> ids{4, 4, 11, 4, 4, 12};
-    const floats log_mu{-2, -2, -3, -2, -1, -2}, log_q{-1, -1, -2, -4, -1, -2};
-    const auto m = [&](const auto& x) { return view(x.data(), 3, 2); };
-    const teacher::samples drawn{m(ids), m(log_mu), m(log_q)};
-    agrees_on_entries(b, drawn, mc{}, {}, sharded_backend{.cuts = {0, 4, 5, 11, v}}); // row 2: id 12 is out of range
-    sharded_backend shards{.cuts = {0, 4, 5, 11, v}};
-    env e;
-    std::vector<double> lse(3);
-    e.lse = lse;
-    CHECK(evaluate(shards, b.student(), drawn, mc{}, e).diagnostics.bad_rows == 1);
-    for (index_t r = 0; r < 2; ++r) { // dz = -g p Σc where no token lies
-        const double share = double(b.dz_view()(r, 0)) / std::exp(double(b.z_view()(r, 0)) - lse[std::size_t(r)]);
-        for (const index_t i : {1, 2, 3, 5, 6, 7, 8, 9, 10})
-            CHECK(double(b.dz_view()(r, i)) ==
-                  doctest::Approx(share * std::exp(double(b.z_view()(r, i)) - lse[std::size_t(r)])).epsilon(1e-5));
-    }
-    for (const index_t at : {4, 9}) { // NaN at a token, and where none is
-        buffers<float> bad = b;
-        bad.z[std::size_t(at)] = nan_f;
-        agrees_on_entries(bad, drawn, mc{}, {}, sharded_backend{.cuts = {0, 4, 5, 11, v}});
-        const std::vector<double> given{1, 2, 3}; // vouches for what is not looked at
-        env with;
-        with.given_lse = given;
-        if (at == 4) agrees_on_entries(bad, drawn, mc{}, with, sharded_backend{.cuts = {0, 4, 5, 11, v}});
-        b.z[std::size_t(v + 4)] = minus_inf;
-        agrees_on_entries(b, drawn, mc{}, {}, sharded_backend{.cuts = {0, 4, 5, 11, v}});
-    }
+    entry_cases::lonely_and_bad_tokens<sharded_backend>();
 }
 
 namespace {

@@ -65,13 +65,15 @@ exchanged run_rounds(std::vector<std::unique_ptr<Call>>& ranks, bool threads) {
         }
     }
     meeting all(ranks.size());
+    std::vector<int> more(ranks.size());
     std::vector<std::thread> team;
     for (std::size_t i = 0; i < ranks.size(); ++i)
         team.emplace_back([&, i] {
             for (;;) {
-                const bool more = send(i);
+                more[i] = send(i);
                 all.arrive_and_wait();
-                if (!more) return;
+                CHECK(more[i] == more[0]);
+                if (!more[0]) return;
                 if (i == 0) ++said.rounds, said.bytes += sent[0].size();
                 add(i);
                 all.arrive_and_wait();
@@ -87,6 +89,12 @@ struct sharded_backend {
     bool threads = false;
     std::uint64_t seed = 1;
     exchanged said = {};
+
+    // as cases that are written once for several backends make it
+    static sharded_backend at(std::vector<index_t> cuts) { return {.cuts = std::move(cuts)}; }
+    static sharded_backend of_seed(std::uint64_t seed) { return {.threads = seed % 2 == 0, .seed = seed}; }
+    /// Whether so many rounds fit a call that takes `most`: one that no row needs is left out.
+    static bool takes(int rounds, int most) { return rounds <= most; }
 
     template <class Z, class G, class Teacher, class Estimator>
     result for_rows(const row_job<student::logits<Z, G>, Teacher, Estimator, space::host>& job) {
