@@ -23,6 +23,7 @@ import time
 
 root = pathlib.Path(__file__).resolve().parent.parent
 cores = len(os.sched_getaffinity(0))
+running = set()  # processes, each the head of a session of its own
 
 
 def tests_of(build, regex):
@@ -40,6 +41,7 @@ def run(command, folder, environment, limit, log):
     with open(log, "wb") as out:
         process = subprocess.Popen(command, cwd=folder, env=environment, stdout=out, stderr=subprocess.STDOUT,
                                    start_new_session=True)
+        running.add(process)
         try:
             status = process.wait(limit)
         except subprocess.TimeoutExpired:
@@ -49,6 +51,8 @@ def run(command, folder, environment, limit, log):
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
             return f"not over after {limit:.0f} s"
+        finally:
+            running.discard(process)
     return None if status == 0 else f"exit status {status}"
 
 
@@ -63,6 +67,7 @@ def main():
     say.add_argument("--at-once", type=int, default=3 * cores + 1, help="copies of a test")
     say.add_argument("--delays", action="store_true", help="threads sleep now and then at a mutex")
     how = say.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     tests = list(tests_of(how.build, how.R))
     if not tests:
         sys.exit(f"{how.build} has no such test of the label timing: scripts/test.sh builds them")
@@ -88,8 +93,16 @@ def main():
                 os.remove(log)
             return time.monotonic() - start, bad and f"{bad}: {log}"
 
-        with concurrent.futures.ThreadPoolExecutor(how.at_once) as pool:
+        pool = concurrent.futures.ThreadPoolExecutor(how.at_once)
+        try:
             ran = [r for r in pool.map(one, range(how.runs)) if r]
+        except BaseException:  # it is told to stop: so are they
+            pool.shutdown(wait=False, cancel_futures=True)
+            for process in list(running):
+                os.killpg(process.pid, signal.SIGKILL)
+            raise
+        finally:
+            pool.shutdown()
         bad = [why for _, why in ran if why]
         failed = failed or bool(bad)
         print(f"{name:<40}{len(ran):>6}{sum(s for s, _ in ran) / len(ran):>9.2f}  "

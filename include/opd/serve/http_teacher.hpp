@@ -397,7 +397,7 @@ private:
             const double pause = std::max(got.retry_after, detail::backoff_of(settings_, o.tries, i));
             const bool late = after(now, pause) >= after(c.first_try[i], settings_.total_seconds);
             if (o.why == failure::refused || o.why == failure::cancelled || o.tries >= settings_.tries || late) {
-                const bool other = !before.empty() && before != o.text;
+                const bool other = o.tries > 1 && before != o.text;
                 if (o.tries > 1 || late) o.text.append(late ? "; no time is left" : "").append(tried(o.tries));
                 if (other) o.text.append("; the try before: ").append(before);
                 ++metrics_.given_up, --c.open;
