@@ -474,6 +474,14 @@ TEST_CASE("learning: the verified nodes below what was followed, and no other") 
     CHECK(rates.tried(follow_rates::by_match(2, 3)) == 1);
     CHECK(rates.tried(follow_rates::by_match(3, 3)) == 1);
     CHECK(rates.rate(follow_rates::by_match(2, 3)) > rates.rate(follow_rates::by_match(3, 3)));
+    // a chain's tokens count among the first children of any kind
+    follow_rates chains;
+    for (int i = 0; i < 20; ++i) chains.learn(follow_rates::by_match(2, 3), false);
+    CHECK(chains.tried(follow_rates::any_gap(2, 0)) == chains.tried(follow_rates::by_match(2, 3)));
+    CHECK(chains.tried(follow_rates::any_gap(1, 0)) == 0);
+    CHECK(chains.tried(follow_rates::any_gap(2, 1)) == 0);
+    CHECK(chains.rate(follow_rates::any_gap(2, 0)) < 0.2);
+    CHECK(chains.rate(follow_rates::any_gap(3, 0)) < 0.3); // by those of other depths
 }
 
 TEST_CASE("rates: the formula; a cell leans on all depths, those on what is usual; old trials fade") {

@@ -28,7 +28,8 @@ struct world {
     std::string name;
     std::array<double, 4> right;
     double step, row, pass;
-    double drafted_row = 0; // which the chooser's prediction does not know
+    double drafted_row = 0;
+    bool told = false; // of these the chooser's prediction knows
     double seconds(index_t rows, double passes, index_t drafted) const {
         return step + row * static_cast<double>(rows) + pass * passes + drafted_row * static_cast<double>(drafted);
     }
@@ -47,22 +48,25 @@ public:
     outcome go(const strategy& s) {
         outcome r;
         for (std::int32_t i = 0; i < turn; ++i) {
-            index_t rows = batch_, drafted = 0;
+            index_t rows = batch_;
             for (index_t n = 0; n < batch_; ++n) {
                 tree_.begin(rates);
                 tree_.imagine(s.depth, s.top_k);
                 rows += tree_.select(worth(s)).size();
-                drafted += 1 + (s.depth - 1) * s.top_k;
                 r.accepted += static_cast<double>(followed());
             }
-            r.seconds += world_.seconds(rows, s.depth, drafted) * (0.95 + 0.1 * uniform_(random_));
+            r.seconds += world_.seconds(rows, s.depth, drafted(s)) * (0.95 + 0.1 * uniform_(random_));
         }
         r.accepted /= static_cast<double>(turn * batch_), r.seconds /= turn;
         return r;
     }
-    double predicted(index_t rows, index_t depth) const { return world_.seconds(rows, static_cast<double>(depth), 0); }
+    double predicted(index_t rows, const strategy& s) const {
+        return world_.seconds(rows, s.depth, world_.told ? drafted(s) : 0);
+    }
 
 private:
+    // Rows of the drafter.
+    index_t drafted(const strategy& s) const { return batch_ * (1 + (s.depth - 1) * s.top_k); }
     // How many nodes of the tree are worth their rows, if all sequences draft alike.
     index_t worth(const strategy& s) {
         double tokens = 1, most = 0;
@@ -70,7 +74,7 @@ private:
         for (const double gain : tree_.gains()) {
             if (++k > s.verify) break;
             tokens += gain;
-            if (const double v = tokens / predicted(batch_ * (1 + k), s.depth); v > most) most = v, best = k;
+            if (const double v = tokens / predicted(batch_ * (1 + k), s); v > most) most = v, best = k;
         }
         return best;
     }
@@ -121,7 +125,8 @@ TEST_CASE("worlds whose best arm is known: within 3 % of it after 60 turns, wher
                             {"good second guesses", {0.7, 0.2, 0.05, 0.02}, 6.56, 0.033, 0.5, 0.0025},
                             {"a poor drafter", {0.45, 0.1, 0.05, 0.03}, 6.56, 0.033, 0.5, 0.0025},
                             {"dear passes", {0.8, 0.1, 0.03, 0.01}, 6.56, 0.033, 3.0, 0.0025},
-                            {"dear rows", {0.8, 0.1, 0.03, 0.01}, 6.56, 0.6, 0.5, 0.02}};
+                            {"dear rows", {0.8, 0.1, 0.03, 0.01}, 6.56, 0.6, 0.5, 0.02},
+                            {"a CPU: dear rows of drafts too", {0.8, 0.12, 0.03, 0.01}, 1, 0.1, 0.05, 0.1, true}};
     const rate_tuner_options o;
     tuner_options apart; // the same arms, in one bucket
     apart.arms = o.arms, apart.thresholds = {1}, apart.window = 40, apart.tries = 2;
@@ -142,11 +147,11 @@ TEST_CASE("worlds whose best arm is known: within 3 % of it after 60 turns, wher
                     r, 60, 300,
                     [&](rollout& x) {
                         return t.choose(batch, x.rates,
-                                        [&](index_t rows, index_t depth) { return x.predicted(rows, depth); });
+                                        [&](index_t rows, const strategy& y) { return x.predicted(rows, y); });
                     },
                     [&](rollout& x, const strategy& s, const auto& y) {
                         t.heard(s, batch, y.accepted, y.seconds, x.rates,
-                                [&](index_t rows, index_t depth) { return x.predicted(rows, depth); });
+                                [&](index_t rows, const strategy& y) { return x.predicted(rows, y); });
                     });
                 beg_mab b(apart);
                 std::uint64_t at = 0;
@@ -175,8 +180,8 @@ TEST_CASE("worlds whose best arm is known: within 3 % of it after 60 turns, wher
 TEST_CASE("what it chooses, by hand: the untried that could be best, then the best, and now and then another") {
     rate_tuner_options o;
     o.arms = {{4, 1, 4}, {2, 1, 2}, {1, 1, 1}}, o.again = 4, o.doubt = 1, o.memory = 1e9, o.near = 0.75;
-    const auto flat = [](index_t, index_t) { return 1.0; };
-    const auto by_rows = [](index_t rows, index_t) { return static_cast<double>(rows); };
+    const auto flat = [](index_t, const strategy&) { return 1.0; };
+    const auto by_rows = [](index_t rows, const strategy&) { return static_cast<double>(rows); };
     const follow_rates rates; // 0.6 at any depth
     const double of[] = {1 + 0.6 + 0.36 + 0.216 + 0.1296, 1 + 0.6 + 0.36, 1.6};
     rate_tuner t(o);
@@ -217,7 +222,7 @@ TEST_CASE("what it chooses, by hand: the untried that could be best, then the be
 TEST_CASE("a state that is saved goes on as if it had not been, and what cannot be is refused by name") {
     const world w{"any", {0.7, 0.1, 0.05, 0.02}, 6.56, 0.033, 0.5};
     rollout r(w, 2, 5);
-    const auto seconds = [&](index_t rows, index_t depth) { return r.predicted(rows, depth); };
+    const auto seconds = [&](index_t rows, const strategy& s) { return r.predicted(rows, s); };
     rate_tuner t, again;
     for (int i = 0; i < 100; ++i) {
         const strategy s = t.choose(2, r.rates, seconds);

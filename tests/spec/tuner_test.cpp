@@ -565,6 +565,28 @@ TEST_CASE(
     CHECK(tie.choose(1) == 0);
 }
 
+TEST_CASE("which drafter, by predictions of the caller's own: nobody is tried unheard, each is looked at again") {
+    drafter_selector s({.drafters = 3, .again = 4});
+    s.exists(1, true);
+    const auto choices = [&](const std::vector<double>& rates, int steps) {
+        std::string r;
+        for (int i = 0; i < steps; ++i) r += std::to_string(s.choose(rates));
+        return r;
+    };
+    CHECK(choices({1, 2, 9}, 20) == "11111111111111110111"); // 4·(2/1)² times passed over; the third does not exist
+    s.exists(2, true);
+    CHECK(choices({1, 1, 1}, 12) == "000012000120"); // ties: the first; of two that are due, too
+    CHECK(s.predicted(1, 3) == 0);
+    const auto refused = [&](const std::vector<double>& rates, const char* says) {
+        CHECK_THROWS_WITH_AS(s.choose(rates), doctest::Contains(says), opd::invalid_input);
+    };
+    refused({1, 2}, "one of each drafter");
+    refused({1, 0, 1}, "finite and positive");
+    refused({1, 1, HUGE_VAL}, "finite and positive");
+    s.exists(2, false);
+    CHECK(s.choose(std::vector<double>{1, 2, -1}) == 1);
+}
+
 TEST_CASE("ranks: told the same, they choose alike, without a word between them; told their own, they do not") {
     std::mt19937 random(8);
     std::uniform_real_distribution<double> uniform(0.001, 0.999);

@@ -665,20 +665,22 @@ TEST_CASE("auto drafts where it pays by what steps took, and not where it does n
         CHECK(engine.counts().timed_tokens_per_step() > engine.counts().break_even()); // they pay
         CHECK(engine.counts().tokens_per_second() > engine.counts().tokens_per_second_without());
     }
-    // the plane through steps that cost a + b rows + c passes
+    // the plane through steps that cost a + b rows + c passes + d drafted rows
     step_fit fit;
-    for (int i = 0; i < 100; ++i) fit.heard(8, 0, 1e-3);
+    for (int i = 0; i < 100; ++i) fit.heard({.rows = 8}, 1e-3);
     CHECK(fit.known());
-    CHECK(fit.of(8) / 1e-3 == doctest::Approx(1).epsilon(1e-6)); // whatever b is
+    CHECK(fit.of({.rows = 8}) / 1e-3 == doctest::Approx(1).epsilon(1e-6)); // whatever b is
     for (int i = 0; i < 3760; ++i) {
-        const int rows = 8 + i % 5, passes = i % 3;
-        const double usual = 2e-3 + 3e-4 * rows + 1e-4 * passes;
-        fit.heard(rows, passes, i % 500 == 250 ? 100 * usual : usual); // now and then something else has the machine
+        const double rows = 8 + i % 5, passes = i % 3, drafted = passes * (1 + i % 7);
+        const double usual = 2e-3 + 3e-4 * rows + 1e-4 * passes + 2e-4 * drafted;
+        fit.heard({rows, passes, drafted},
+                  i % 500 == 250 ? 100 * usual : usual); // now and then something else has the machine
     }
-    CHECK(fit.of(10) / 5e-3 == doctest::Approx(1).epsilon(5e-2));
-    CHECK(fit.of(20) / 8e-3 == doctest::Approx(1).epsilon(0.1));
+    CHECK(fit.of({.rows = 10}) / 5e-3 == doctest::Approx(1).epsilon(5e-2));
+    CHECK(fit.of({.rows = 20}) / 8e-3 == doctest::Approx(1).epsilon(0.1));
     CHECK(fit.of_row() / 3e-4 == doctest::Approx(1).epsilon(0.1));
-    CHECK((fit.of(10, 3) - fit.of(10)) / 3e-4 == doctest::Approx(1).epsilon(0.4));
+    CHECK((fit.of({10, 3, 0}) - fit.of({.rows = 10})) / 3e-4 == doctest::Approx(1).epsilon(0.4));
+    CHECK((fit.of({10, 3, 12}) - fit.of({10, 3, 0})) / 2.4e-3 == doctest::Approx(1).epsilon(0.1));
     // what finished responses say of how long one will be
     length_record lengths(100);
     CHECK(lengths.remaining(0) == doctest::Approx(50));
@@ -688,8 +690,9 @@ TEST_CASE("auto drafts where it pays by what steps took, and not where it does n
     CHECK(lengths.remaining(99) == 1);
 }
 
-TEST_CASE("auto branches where second guesses are right, and loses little where they are not") {
-    // Its first guess is right three times of five, elsewhere the second is, or nobody.
+TEST_CASE("auto branches where second guesses are right, and loses little where they are not, or drafts are dear") {
+    // Its first guess is right three times of five, elsewhere the second is, or nobody. It says what a model would
+    // compute.
     class guesser final : public drafter {
     public:
         guesser(const trajectories& truth, bool second_is_right, bool branches)
@@ -699,8 +702,11 @@ TEST_CASE("auto branches where second guesses are right, and loses little where 
         void hear(std::span<const lane_news>, const policy&) override {}
         void end(index_t, const trajectory&, bool) override {}
         draft_work propose(std::span<const draft_wish> wishes) override {
+            draft_work r;
             for (const draft_wish& w : wishes) {
                 CHECK(w.children <= (branches_ ? 4 : 1));
+                const index_t nodes = (w.depth - 1) * w.children;
+                r.passes = std::max<index_t>(r.passes, w.depth), r.rows += 1 + nodes, r.nodes += nodes;
                 const auto& all = truth_.at(w.sequence->sample).tokens;
                 const std::size_t from = w.sequence->tokens.size();
                 const std::size_t depth = std::min(static_cast<std::size_t>(w.depth), all.size() - from);
@@ -716,7 +722,7 @@ TEST_CASE("auto branches where second guesses are right, and loses little where 
                 if (w.children > 1) w.tree->graft(second, 1);
                 w.tree->graft(first, 3);
             }
-            return {};
+            return r;
         }
         std::string state() const override { return {}; }
         void restore(std::string_view) override {}
@@ -736,30 +742,50 @@ TEST_CASE("auto branches where second guesses are right, and loses little where 
         tokens += static_cast<double>(t.response().size());
         truth[t.sample] = std::move(t);
     }
-    const auto rate = [&](bool second_is_right, bool branches, index_t lanes, double row) {
+    struct costs {
+        double step, row, pass, drafted;
+    };
+    const auto rate = [&](bool second_is_right, bool branches, index_t lanes, const costs& c,
+                          const std::optional<opd::spec::strategy>& fixed = {}) { // none: auto
         sampling mine = o;
-        mine.speculate.what = kind::automatic;
+        mine.speculate.what = !fixed ? kind::automatic : fixed->none() ? kind::off : kind::ngram;
+        if (fixed) mine.speculate.fixed = *fixed;
         rollout_engine engine(weights, mine, lanes, small_task().max_length());
-        engine.draft_with(one(std::make_unique<guesser>(truth, second_is_right, branches)), mine.speculate);
+        if (mine.speculate.on())
+            engine.draft_with(one(std::make_unique<guesser>(truth, second_is_right, branches)), mine.speculate);
         std::size_t next = 0;
         std::vector<lane_trajectory> done;
         for (double seconds = 0;;) {
             for (index_t lane = 0; lane < lanes; ++lane)
                 if (!engine.busy(lane) && next < prompts.size()) engine.start(lane, prompts[next++]);
             if (engine.running() == 0) return tokens / seconds;
-            const double took = 1e-3 + row * static_cast<double>(engine.step(done));
+            const auto rows = static_cast<double>(engine.step(done));
+            const draft_work w = engine.drafting();
+            const double took = c.step + c.row * rows + c.pass * static_cast<double>(w.passes) +
+                                c.drafted * static_cast<double>(w.rows);
             engine.took(took), seconds += took;
         }
     };
     for (const index_t lanes : {2, 8}) {
-        const double pays = rate(true, true, lanes, 2e-6) / rate(true, false, lanes, 2e-6),
-                     idle = rate(false, true, lanes, 2e-6) / rate(false, false, lanes, 2e-6),
-                     dear = rate(true, true, lanes, 3e-4) / rate(true, false, lanes, 3e-4);
+        const costs cheap = {1e-3, 2e-6, 0, 0}, rows = {1e-3, 3e-4, 0, 0};
+        const double pays = rate(true, true, lanes, cheap) / rate(true, false, lanes, cheap),
+                     idle = rate(false, true, lanes, cheap) / rate(false, false, lanes, cheap),
+                     dear = rate(true, true, lanes, rows) / rate(true, false, lanes, rows);
         MESSAGE(lanes << " lanes: times the tokens a second of chains, where second guesses are right " << pays
                       << ", where they are not " << idle << ", where rows cost much " << dear);
         CHECK(pays > 1.2);
         CHECK(idle > 0.95);
         CHECK(dear > 0.95);
+    }
+    // a CPU: every row costs, a drafter's too, and one rollout is short
+    const costs cpu = {2e-4, 9e-5, 3e-5, 3e-5};
+    for (const index_t lanes : {1, 4, 16}) {
+        double best = 0;
+        for (const std::int32_t depth : {0, 1, 2, 4, 8})
+            best = std::max(best, rate(true, true, lanes, cpu, opd::spec::strategy{depth, 1, depth}));
+        const double chosen = rate(true, true, lanes, cpu) / best;
+        MESSAGE(lanes << " lanes, where every row costs: " << chosen << " of the best of four chains and no drafts");
+        CHECK(chosen > 0.9);
     }
 }
 

@@ -57,9 +57,10 @@ struct draft_wish {
 /// What a drafter computed: passes through its model, and rows in them, but for those that only a cache had lost.
 struct draft_work {
     index_t passes = 0, rows = 0;
+    index_t nodes = 0; ///< of the rows, those of drafts
     template <class A>
     void fields(A& a) {
-        a(passes, rows);
+        a(passes, rows, nodes);
     }
 };
 

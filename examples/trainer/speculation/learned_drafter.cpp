@@ -218,7 +218,7 @@ draft_work learned_drafter::propose(std::span<const draft_wish> wishes) {
                 wanted_.push_back(rows_ - static_cast<index_t>(g.nodes.size() - n));
         }
         if (wanted_.empty()) return work_;
-        work_.rows += rows_;
+        work_.rows += rows_, work_.nodes += rows_;
         forward();
         std::size_t row = 0;
         for (std::size_t i = 0; i < count_; ++i) {

@@ -28,7 +28,8 @@ constexpr double look_without = 1.0 / 16; // what a step takes without, over the
 constexpr std::int32_t patience = 16;     // decisions in a row that no draft pays, then comes a rest
 constexpr index_t trial = 48;     // steps that asked for drafts, after which they must have paid, or comes a rest
 constexpr std::int32_t rest = 64; // steps of the first; each is twice as long as the one before, to 64 times
-constexpr std::int32_t turn = 8;  // decisions of a turn
+constexpr index_t enough = 8;     // steps that asked and did not pay, after which predictions of less are believed
+constexpr index_t turn = 8;       // steps of sequences in a turn, which has two decisions at least
 
 // Choices: the arms of each drafter, the fixed strategy, none.
 constexpr std::size_t of_fixed = speculation_counts::choices - 2, of_none = speculation_counts::choices - 1;
@@ -68,16 +69,16 @@ std::string choice_name(const speculation_options& o, std::size_t choice) {
 
 // --- what is learnt -------------------------------------------------------------------------------------------------
 
-void step_fit::heard(index_t rows, index_t passes, double seconds) {
-    if (known()) seconds = std::min(seconds, 3 * of(rows, static_cast<double>(passes)));
-    fit_.add(static_cast<double>(rows), static_cast<double>(passes), seconds);
+void step_fit::heard(const step_work& w, double seconds) {
+    if (known()) seconds = std::min(seconds, 3 * of(w));
+    fit_.add({w.rows, w.passes, w.drafted}, seconds);
     ++heard_;
     cost_ = fit_.cost();
 }
 
-double step_fit::of(index_t rows, double passes) const {
+double step_fit::of(const step_work& w) const {
     constexpr double least_seconds = 1e-12;
-    return std::max(least_seconds, cost_[0] + cost_[1] * static_cast<double>(rows) + cost_[2] * passes);
+    return std::max(least_seconds, cost_[0] + cost_[1] * w.rows + cost_[2] * w.passes + cost_[3] * w.drafted);
 }
 
 void length_record::add_up() {
@@ -97,7 +98,7 @@ speculation::speculation(const speculation_options& o, drafters all, const opd::
                          std::uint64_t seed, index_t lanes, index_t max_response)
     : options_(o), law_{.filter = filter, .greedy = greedy, .seed = seed}, max_response_(max_response),
       plans_(static_cast<std::size_t>(lanes)),
-      which_({.drafters = static_cast<index_t>(all.size()), .memory = 20, .tries = 1, .again = 50}), // turns
+      which_({.drafters = static_cast<index_t>(all.size()), .again = 50}), // turns
       switch_({.on_at = o.running, .off_at = o.running + o.running / 4}), lengths_(max_response) {
     static_assert(speculation_counts::choices == 15); // a drafter of five arms, one of eight, and two
     for (auto& d : all) {
@@ -155,22 +156,33 @@ void speculation::decide() {
         return;
     }
     ++decisions_, uniforms_ = 0;
+    if (const auto s = std::find_if(sources_.begin(), sources_.end(), [](const source& x) { return !x.tried(); });
+        s != sources_.end()) {
+        const auto depth = static_cast<std::int32_t>(1 + 2 * s->asked % 3); // small, and not always the same
+        using_ = static_cast<std::size_t>(s - sources_.begin()), arm_ = {};
+        strategy_ = {depth, 1, depth};
+        return;
+    }
     // a step without costs as much as drafts gain, and says little where they are far from breaking even
-    const double gain = std::max(1.0, which_.predicted(static_cast<index_t>(using_), batch_));
-    if (sources_.front().cost.known() && uniform() < look_without / (gain * gain)) return;
+    const auto gain = [&] {
+        source& s = sources_[using_];
+        return arm_.none() ? 1 : s.tuner.tokens_per_second(arm_, batch_, s.rates, times_plain(s, batch_));
+    };
+    const double gains = std::max(1.0, gain());
+    if (uniform() < look_without / (gains * gains)) return;
     if (held_ == 0) {
         end_turn();
-        using_ = static_cast<std::size_t>(which_.choose(batch_));
+        promised_.clear();
+        for (source& s : sources_) promised_.push_back(s.tuner.best_rate(batch_, s.rates, times_plain(s, batch_)));
+        using_ = static_cast<std::size_t>(which_.choose(promised_));
         source& s = sources_[using_];
-        const auto seconds = times_plain(s, batch_);
-        arm_ = s.tuner.choose(batch_, s.rates, seconds);
+        arm_ = s.tuner.choose(batch_, s.rates, times_plain(s, batch_));
         // what was asked for since the last rest did not pay, and nothing is predicted to
-        if (pause& p = pause_now();
-            p.asked.steps >= turn && !p.asked.pay() && s.tuner.tokens_per_second(arm_, batch_, s.rates, seconds) < 1) {
+        if (pause& p = pause_now(); p.asked.steps >= enough && !p.asked.pay() && gain() < 1) {
             rest_now(p);
             return;
         }
-        held_ = turn;
+        held_ = static_cast<std::int32_t>(std::max<index_t>(2, turn / batch_));
     }
     --held_;
     strategy_ = arm_;
@@ -200,7 +212,10 @@ void speculation::draft(std::span<const due> sequences, bool vacant) {
         wishes_.push_back({d.lane, d.sequence, law, std::min(strategy_.depth, room), strategy_.top_k, &p.builder});
     }
     work_ = from.drafter->propose(wishes_);
+    ++from.asked;
     from.passes += work_.passes, from.depths += strategy_.depth;
+    from.nodes += work_.nodes;
+    for (const draft_wish& w : wishes_) from.places += (w.depth - 1) * w.children;
     asked_ = true;
     index_t offered = 0;
     for (const draft_wish& w : wishes_) offered += w.tree->size();
@@ -209,7 +224,7 @@ void speculation::draft(std::span<const due> sequences, bool vacant) {
         strategy_ = {};
         return;
     }
-    const bool all = options_.what != speculation_options::kind::automatic || !from.cost.known() ||
+    const bool all = options_.what != speculation_options::kind::automatic || !from.tried() ||
                      uniform() < look_again; // nodes of the strategy, whatever they cost
     if (!all) return share_budget(vacant);
     for (const draft_wish& w : wishes_) select(w, strategy_.verify);
@@ -232,7 +247,7 @@ void speculation::share_budget(bool vacant) {
     const step_fit& cost = sources_[using_].cost;
     const auto rows = static_cast<index_t>(candidates_.size());
     // the passes are made, and what only reads a prefix is to be read anyway
-    const double seconds = cost.of(batch_, static_cast<double>(work_.passes + 1));
+    const double seconds = cost.of(done(batch_));
     const auto shares =
         budget_.share(candidates_, spec::step_cost({{rows, seconds}, {rows + 1, seconds + cost.of_row()}}),
                       {.tail = vacant ? 1.0 : 0.0});
@@ -269,18 +284,21 @@ void speculation::took(index_t rows, double seconds) {
     ++counts_.chosen[choice()];
     if (const step_fit& plain = sources_.front().cost;
         plain.known()) { // of retrieval, which makes no passes, where there are two
-        const double without = plain.of(rows - verified_);
+        const double without = plain.of({.rows = static_cast<double>(rows - verified_)});
         // one that the machine held up counts as step_fit counts it
         const step_fit& mine = sources_[using_].cost;
-        const double usual =
-            mine.known() ? std::min(seconds, 3 * mine.of(rows, static_cast<double>(work_.passes + 1))) : seconds;
-        // rows that only read a prefix are to be computed anyway, in however many steps: drafts spare none of them
-        const double read = plain.of_row() * static_cast<double>(std::max<index_t>(0, rows - verified_ - batch_));
+        const double usual = mine.known() ? std::min(seconds, 3 * mine.of(done(rows))) : seconds;
+        // rows that only read a prefix are to be computed anyway, in however many steps: drafts spare none of them. The
+        // drafter reads what was drawn while it was not asked
+        const auto more = [](index_t x) { return static_cast<double>(std::max<index_t>(0, x)); };
+        const double read = plain.of_row() * more(rows - verified_ - batch_) +
+                            mine.of_drafted() * more(work_.rows - work_.nodes - drawn_);
         const auto add = [&](sums& s) {
             ++s.steps, s.sequences += batch_, s.accepted += accepted_, s.tokens += drawn_;
-            s.seconds += std::max(usual - read, usual / 8), s.without += plain.of(batch_);
+            s.seconds += std::max(usual - read, usual / 8),
+                s.without += plain.of({.rows = static_cast<double>(batch_)});
         };
-        if (asked_) {
+        if (asked_ && !arm_.none()) {
             add(decided_);
             pause& p = pause_now();
             add(p.asked);
@@ -297,7 +315,7 @@ void speculation::took(index_t rows, double seconds) {
         }
     }
     for (std::size_t i = 0; i < sources_.size(); ++i)
-        if (!asked_ || i == using_) sources_[i].cost.heard(rows, work_.passes + (asked_ ? 1 : 0), seconds);
+        if (!asked_ || i == using_) sources_[i].cost.heard(done(rows), seconds);
 }
 
 std::size_t speculation::choice() const {
@@ -318,7 +336,6 @@ void speculation::end_turn() {
         const auto x = mean(decided_);
         source& s = sources_[using_];
         s.tuner.heard(arm_, x.batch, x.accepted, x.seconds, s.rates, times_plain(s, x.batch));
-        which_.heard(static_cast<index_t>(using_), x.batch, x.accepted, x.seconds);
     }
     decided_ = {};
 }

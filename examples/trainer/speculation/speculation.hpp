@@ -6,12 +6,13 @@
 //   off      no drafts
 //   one of the drafters (drafters.hpp): the same strategy for every sequence in every step; learned: with trees
 //   auto     retrieval, or a drafter that was trained, if there is one. By how many sequences run and what steps took,
-//            an elastic_switch says whether to draft at all, a drafter_selector which of the two drafts, rate_tuner
-//            which of some strategies, and draft_budget how many of the nodes that it allows each sequence gets, none
-//            where they cost more than they bring. What a step costs by its rows, and by asking a drafter, is fitted to
-//            the last steps; now and then all nodes are verified, and now and then no drafter is asked, to know what
-//            drafts cost. Where no draft was worth its rows for some steps of such a batch, or the steps that asked
-//            brought a sequence fewer tokens than break even, a while goes by without any
+//            an elastic_switch says whether to draft at all, rate_tuner which of some strategies, drafter_selector
+//            whose, by what their rate_tuners predict, and draft_budget how many of the nodes that it allows each
+//            sequence gets, none where they cost more than they bring. What a step costs by its rows, and by what the
+//            drafter computes, is fitted to the last steps: a drafter's first steps are small and differ; now and then
+//            all nodes are verified, and now and then no drafter is asked, to know what drafts cost. Where no draft was
+//            worth its rows for some steps of such a batch, or the steps that asked brought a sequence fewer tokens
+//            than break even, a while goes by without any
 //
 // What is drafted changes no token, no log mu, no version and no draw: the target's own token, drawn with the noise of
 // its sample and position, is what is kept at every position, and drafts only say which positions a step looks at
@@ -61,15 +62,23 @@ drafters make_drafters(const speculation_options& o);
 /// "ngram 8/1/8": a drafter and its strategy (depth, children, tokens to verify). "none": no drafts.
 std::string choice_name(const speculation_options& o, std::size_t choice);
 
-/// Seconds of a step: a + b·rows + c·passes, rows of any kind and passes of the drafter; asking it counts as one more.
+/// What a step does that takes time.
+struct step_work {
+    double rows = 0;    ///< of the target, of any kind
+    double passes = 0;  ///< of the drafter; asking it counts as one more
+    double drafted = 0; ///< rows in them
+};
+
+/// Seconds of a step: a + b·rows + c·passes + d·drafted, fitted to the last ones.
 class step_fit {
 public:
     /// A step that took much longer than such steps do says something of the machine, not of its rows, and counts as
     /// three times as long.
-    void heard(index_t rows, index_t passes, double seconds);
+    void heard(const step_work& w, double seconds);
     bool known() const { return heard_ >= least; }
-    double of(index_t rows, double passes = 0) const; ///< seconds; positive
-    double of_row() const { return cost_[1]; }        ///< more for one; at least 0
+    double of(const step_work& w) const;       ///< seconds; positive
+    double of_row() const { return cost_[1]; } ///< more for one; at least 0
+    double of_drafted() const { return cost_[3]; }
     template <class A>
     void fields(A& a) {
         a(heard_, fit_);
@@ -77,10 +86,10 @@ public:
     }
 
 private:
-    static constexpr std::int64_t least = 16; // steps before it is believed
+    static constexpr std::int64_t least = 8; // steps before it is believed
     std::int64_t heard_ = 0;
-    opd::sched::cost_fit fit_{200};
-    std::array<double, 3> cost_ = {}; // as it is now
+    opd::sched::cost_fit<3> fit_{200};
+    std::array<double, 4> cost_ = {}; // as it is now
 };
 
 /// How long finished responses were: how many tokens one that has n may be expected to get yet.
@@ -177,13 +186,17 @@ private:
         opd::spec::rate_tuner tuner;
         step_fit cost;                       // of steps for which it was asked, and of those for which none was
         std::int64_t passes = 0, depths = 0; // that it made, and was asked for
+        std::int64_t nodes = 0, places = 0;  // whose children it sought, and whose it could have
+        std::int64_t asked = 0;              // steps
+        bool tried() const { return asked >= 6 && cost.known(); } // what it costs is known
         template <class A>
         void fields(A& a) {
             std::string drafts;
             if constexpr (!A::reading) drafts = drafter->state();
-            a(drafts, rates, tuner, cost, passes, depths);
+            a(drafts, rates, tuner, cost, passes, depths, nodes, places, asked);
             if constexpr (A::reading) {
-                if (passes < 0 || depths < 0) throw opd::invalid_input("snapshot", "is of no drafter");
+                if (passes < 0 || depths < 0 || nodes < 0 || places < 0 || asked < 0)
+                    throw opd::invalid_input("snapshot", "is of no drafter");
                 drafter->restore(drafts);
             }
         }
@@ -216,14 +229,27 @@ private:
     pause& pause_now();
     static void rest_now(pause& p);
     void decide();
+    // What the step did, as far as it is known: of a drafter, what it was asked for.
+    step_work done(index_t rows) const {
+        return {static_cast<double>(rows), static_cast<double>(work_.passes + (asked_ ? 1 : 0)),
+                static_cast<double>(work_.rows)};
+    }
     /// How many times as long a step of a batch takes with drafts of a source, as without: by rows of the target, and
-    /// by how deep they are.
+    /// by what the drafter computes for a strategy.
     auto times_plain(const source& s, index_t batch) const {
         const bool known = s.cost.known() && sources_.front().cost.known();
-        const double plain = known ? sources_.front().cost.of(batch) : 1,
-                     passes = s.depths > 0 ? static_cast<double>(s.passes) / static_cast<double>(s.depths) : 1;
-        return [&s, known, plain, passes](index_t rows, index_t depth) {
-            return known ? s.cost.of(rows, passes * static_cast<double>(depth) + 1) / plain : 1.0;
+        const auto share = [](std::int64_t done, std::int64_t most) {
+            return most > 0 ? static_cast<double>(done) / static_cast<double>(most) : 1;
+        };
+        const double sequences = static_cast<double>(batch),
+                     plain = known ? sources_.front().cost.of({.rows = sequences}) : 1,
+                     passes = share(s.passes, s.depths), nodes = share(s.nodes, s.places);
+        return [=, &s](index_t rows, const opd::spec::strategy& x) {
+            const double places = static_cast<double>(x.top_k) * static_cast<double>(x.depth - 1);
+            return known ? s.cost.of({static_cast<double>(rows), passes * static_cast<double>(x.depth) + 1,
+                                      sequences * (1 + nodes * places)}) /
+                               plain
+                         : 1.0;
         };
     }
     void end_turn();
@@ -256,6 +282,7 @@ private:
     draft_work work_;
     index_t batch_ = 0;
     std::int64_t accepted_ = 0, verified_ = 0, drawn_ = 0;
+    std::vector<double> promised_; // by drafter
     std::vector<draft_wish> wishes_;
     std::vector<opd::spec::draft_candidate> candidates_;
 };

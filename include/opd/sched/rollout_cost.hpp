@@ -29,7 +29,7 @@ class rollout_cost {
 public:
     /// A quantum. Throws as cost_fit::add().
     void add(double drawn, double again, double seconds) {
-        fit_.add(drawn, again, seconds);
+        fit_.add({drawn, again}, seconds);
         quanta_ += 1, again_ += again, seconds_ += seconds;
     }
     /// Of the quanta since it was asked for last; `untold` if there were none.
@@ -43,7 +43,7 @@ public:
         quanta_ = again_ = seconds_ = 0;
         return e;
     }
-    const cost_fit& fit() const { return fit_; }
+    const cost_fit<2>& fit() const { return fit_; }
 
     template <class A>
     void fields(A& a) {
@@ -51,7 +51,7 @@ public:
     }
 
 private:
-    cost_fit fit_;
+    cost_fit<2> fit_;
     double quanta_ = 0, again_ = 0, seconds_ = 0; // since it was asked
 };
 

@@ -85,8 +85,8 @@ public:
             static_cast<std::int32_t>(std::bit_width(static_cast<std::uint32_t>(std::max(matched, 1) - 1)));
         return first_chain + at_most(depth - 1, depths) * levels + at_most(level, levels);
     }
-    /// The cell of all children of that depth and rank, whatever their gap: what is known of one that is not drafted
-    /// yet.
+    /// The cell of all children of that depth and rank, whatever their gap (a chain's tokens have rank 0): what is
+    /// known of one that is not drafted yet.
     static std::int32_t any_gap(std::int32_t depth, std::int32_t rank) {
         return first_any + at_most(depth - 1, depths) * ranks + at_most(rank, ranks);
     }
@@ -96,11 +96,11 @@ public:
     void learn(std::int32_t cell, bool followed) {
         count(known(cell), followed);
         count(pool_of(cell), followed);
-        if (cell < first_chain) {
-            const std::int32_t any = first_any + cell / levels;
-            count(any, followed);
-            count(pool_of(any), followed);
-        }
+        if (cell >= first_any) return;
+        const std::int32_t any =
+            first_any + (cell < first_chain ? cell / levels : (cell - first_chain) / levels * ranks);
+        count(any, followed);
+        count(pool_of(any), followed);
     }
     /// Trials of this cell that still count.
     double tried(std::int32_t cell) const { return cells_[static_cast<std::size_t>(known(cell))].tried; }

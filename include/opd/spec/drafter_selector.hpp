@@ -22,6 +22,7 @@
 #include <cstddef>
 #include <cstdint>
 #include <limits>
+#include <span>
 #include <string>
 #include <vector>
 
@@ -65,23 +66,22 @@ public:
     /// For a step of `batch` sequences; the drafter's number. At least one must exist.
     index_t choose(index_t batch) {
         const std::size_t size = size_of(batch);
-        std::size_t best = drafters_.size(), due = best;
-        double most = 0;
+        predicted_.clear();
+        std::size_t due = drafters_.size();
         for (std::size_t d = 0; d < drafters_.size(); ++d) {
-            if (!drafters_[d].exists) continue;
-            if (due == drafters_.size() && drafters_[d].at[size].heard < options_.tries) due = d;
-            if (const double v = predicted(static_cast<index_t>(d), batch); best == drafters_.size() || v > most)
-                most = v, best = d;
+            if (drafters_[d].exists && due == drafters_.size() && drafters_[d].at[size].heard < options_.tries) due = d;
+            predicted_.push_back(predicted(static_cast<index_t>(d), batch));
         }
-        if (best == drafters_.size()) throw invalid_input("drafters", "none exists");
-        for (std::size_t d = 0; d < drafters_.size() && due == drafters_.size(); ++d)
-            if (drafters_[d].exists && looks_again(drafters_[d], most / predicted(static_cast<index_t>(d), batch)))
-                due = d;
-        if (due != drafters_.size()) best = due;
-        for (std::size_t d = 0; d < drafters_.size(); ++d)
-            drafters_[d].passed_over =
-                d == best || !drafters_[d].exists ? 0 : std::min(drafters_[d].passed_over + 1, most_passed_over());
-        return static_cast<index_t>(best);
+        return chosen(predicted_, due);
+    }
+    /// By predictions of the caller's own, tokens a second of each drafter, positive (of one that does not exist: not
+    /// looked at): nothing need be heard, and none is tried but as one that was passed over.
+    index_t choose(std::span<const double> rates) {
+        if (rates.size() != drafters_.size()) throw invalid_input("rates", "must be one of each drafter");
+        for (std::size_t d = 0; d < rates.size(); ++d)
+            if (drafters_[d].exists && !(rates[d] > 0 && opd::detail::is_finite(rates[d])))
+                throw invalid_input("rates", "must be finite and positive", static_cast<index_t>(d));
+        return chosen(rates, drafters_.size());
     }
     /// What a step with that drafter came to.
     void heard(index_t drafter, index_t batch, double accepted, double seconds) {
@@ -139,6 +139,20 @@ private:
     std::int32_t most_passed_over() const {
         return std::min(options_.again, std::numeric_limits<std::int32_t>::max() / most_longer) * most_longer;
     }
+    // The drafter `due`, if there is such a number, else one that is to be looked at again, else the best.
+    index_t chosen(std::span<const double> rates, std::size_t due) {
+        std::size_t best = drafters_.size();
+        for (std::size_t d = 0; d < drafters_.size(); ++d)
+            if (drafters_[d].exists && (best == drafters_.size() || rates[d] > rates[best])) best = d;
+        if (best == drafters_.size()) throw invalid_input("drafters", "none exists");
+        for (std::size_t d = 0; d < drafters_.size() && due == drafters_.size(); ++d)
+            if (drafters_[d].exists && looks_again(drafters_[d], rates[best] / rates[d])) due = d;
+        if (due != drafters_.size()) best = due;
+        for (std::size_t d = 0; d < drafters_.size(); ++d)
+            drafters_[d].passed_over =
+                d == best || !drafters_[d].exists ? 0 : std::min(drafters_[d].passed_over + 1, most_passed_over());
+        return static_cast<index_t>(best);
+    }
     /// Of one that is not the best: `ratio` of the best's predicted tokens a second to its own.
     bool looks_again(const known& d, double ratio) const {
         const double after = options_.again * std::min<double>(most_longer, ratio * ratio);
@@ -156,6 +170,7 @@ private:
 
     drafter_selector_options options_;
     std::vector<known> drafters_;
+    std::vector<double> predicted_;
 };
 
 } // namespace opd::spec

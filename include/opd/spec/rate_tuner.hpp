@@ -3,10 +3,10 @@
 // A chooser of strategies (tuner.hpp) whose arms learn from each other: how often nodes are followed, by depth and by
 // rank (follow_rates), says of every arm what it would bring. At a batch of B it takes the arm with the largest
 //
-//   r · max_k (1 + G_k) / seconds(B (1 + k), depth),       k = 1 … verify
+//   r · max_k (1 + G_k) / seconds(B (1 + k), arm),         k = 1 … verify
 //
 // G_k      the sum of the k largest reaches of the tree that draft_builder::imagine(depth, top_k) has
-// seconds  of a step by the target's rows and the drafter's passes: the caller's, measured
+// seconds  of a step by the target's rows and what the drafter computes for the arm: the caller's, measured
 // r        what turns of the arm at batches of this size (1, 2 and 3, 4 to 7, …) came to over that prediction: their
 //          mean, in which the mean over all arms at such batches is worth `doubt` turns, and in that 1 one turn. Old
 //          turns fade, `memory` of any arm count
@@ -64,7 +64,7 @@ public:
         values_.reserve(options_.arms.size());
     }
 
-    /// For a turn at `batch` sequences. seconds(rows, passes): of a step, positive. Ties go to the first arm as
+    /// For a turn at `batch` sequences. seconds(rows, strategy): of a step, positive. Ties go to the first arm as
     /// configured.
     template <class Seconds>
     strategy choose(index_t batch, const follow_rates& rates, Seconds&& seconds) {
@@ -109,6 +109,13 @@ public:
         const sums own = at < seen_.size() ? seen_[at].at[size] : sums{};
         return (own.ratios + options_.doubt * usual) / (own.turns + options_.doubt) *
                by_rates(s, batch, rates, seconds);
+    }
+    /// Of the arm of which most is predicted.
+    template <class Seconds>
+    double best_rate(index_t batch, const follow_rates& rates, Seconds&& seconds) {
+        double most = 0;
+        for (const strategy& s : options_.arms) most = std::max(most, tokens_per_second(s, batch, rates, seconds));
+        return most;
     }
     const rate_tuner_options& options() const { return options_; }
 
@@ -158,7 +165,7 @@ private:
         for (const double gain : tree_.gains()) {
             if (++k > s.verify) break;
             tokens += gain;
-            most = std::max(most, tokens / static_cast<double>(seconds(batch * (1 + k), index_t{s.depth})));
+            most = std::max(most, tokens / static_cast<double>(seconds(batch * (1 + k), s)));
         }
         return most;
     }
