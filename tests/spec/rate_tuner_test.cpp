@@ -188,6 +188,9 @@ TEST_CASE("what it chooses, by hand: the untried that could be best, then the be
     for (std::size_t i = 0; i < 3; ++i)
         CHECK(t.tokens_per_second(o.arms[i], 3, rates, flat) == doctest::Approx(of[i]).epsilon(1e-12));
     CHECK(t.tokens_per_second(o.arms[0], 2, rates, by_rows) == doctest::Approx(1.6 / 4)); // one node is the best share
+    CHECK(t.best_rate(3, rates, flat) == doctest::Approx(of[0]).epsilon(1e-12));
+    const auto by_arm = [](index_t, const strategy& s) { return s.depth == 4 ? 2.0 : 1.0; };
+    CHECK(t.best_rate(3, rates, by_arm) == doctest::Approx(of[1]).epsilon(1e-12));
     CHECK(t.choose(3, rates, flat) == o.arms[0]);
     t.heard(o.arms[0], 3, of[0] - 1, 1, rates, flat); // as predicted
     CHECK(t.choose(3, rates, flat) == o.arms[1]);     // not tried, and not far behind

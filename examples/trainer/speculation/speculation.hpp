@@ -76,9 +76,9 @@ public:
     /// three times as long.
     void heard(const step_work& w, double seconds);
     bool known() const { return heard_ >= least; }
-    double of(const step_work& w) const;       ///< seconds; positive
-    double of_row() const { return cost_[1]; } ///< more for one; at least 0
-    double of_drafted() const { return cost_[3]; }
+    double of(const step_work& w) const;           ///< seconds; positive
+    double of_row() const { return cost_[1]; }     ///< more for one; at least 0
+    double of_drafted() const { return cost_[3]; } ///< likewise
     template <class A>
     void fields(A& a) {
         a(heard_, fit_);
@@ -235,21 +235,18 @@ private:
                 static_cast<double>(work_.rows)};
     }
     /// How many times as long a step of a batch takes with drafts of a source, as without: by rows of the target, and
-    /// by what the drafter computes for a strategy.
+    /// by what the drafter computes for a strategy. All of them were tried.
     auto times_plain(const source& s, index_t batch) const {
-        const bool known = s.cost.known() && sources_.front().cost.known();
         const auto share = [](std::int64_t done, std::int64_t most) {
             return most > 0 ? static_cast<double>(done) / static_cast<double>(most) : 1;
         };
-        const double sequences = static_cast<double>(batch),
-                     plain = known ? sources_.front().cost.of({.rows = sequences}) : 1,
+        const double sequences = static_cast<double>(batch), plain = sources_.front().cost.of({.rows = sequences}),
                      passes = share(s.passes, s.depths), nodes = share(s.nodes, s.places);
         return [=, &s](index_t rows, const opd::spec::strategy& x) {
             const double places = static_cast<double>(x.top_k) * static_cast<double>(x.depth - 1);
-            return known ? s.cost.of({static_cast<double>(rows), passes * static_cast<double>(x.depth) + 1,
-                                      sequences * (1 + nodes * places)}) /
-                               plain
-                         : 1.0;
+            return s.cost.of({static_cast<double>(rows), passes * static_cast<double>(x.depth) + 1,
+                              sequences * (1 + nodes * places)}) /
+                   plain;
         };
     }
     void end_turn();

@@ -74,8 +74,9 @@ public:
         }
         return chosen(predicted_, due);
     }
-    /// By predictions of the caller's own, tokens a second of each drafter, positive (of one that does not exist: not
-    /// looked at): nothing need be heard, and none is tried but as one that was passed over.
+    /// By predictions of the caller's own, (drafters): tokens a second of each, positive; of one that does not exist it
+    /// is not looked at. Nothing need be heard, and none is tried but as one that was passed over. Throws invalid_input
+    /// that names `rates` and the drafter.
     index_t choose(std::span<const double> rates) {
         if (rates.size() != drafters_.size()) throw invalid_input("rates", "must be one of each drafter");
         for (std::size_t d = 0; d < rates.size(); ++d)

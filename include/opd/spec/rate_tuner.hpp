@@ -110,7 +110,7 @@ public:
         return (own.ratios + options_.doubt * usual) / (own.turns + options_.doubt) *
                by_rates(s, batch, rates, seconds);
     }
-    /// Of the arm of which most is predicted.
+    /// The same of the arm of which most is predicted: what drafter_selector compares.
     template <class Seconds>
     double best_rate(index_t batch, const follow_rates& rates, Seconds&& seconds) {
         double most = 0;
