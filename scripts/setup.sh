@@ -80,11 +80,13 @@ opd_jobs() {
     echo $((cores < memory ? cores : memory))
 }
 
+opd_is_gcc() { "${CXX-c++}" --version 2>/dev/null | grep -q 'Free Software'; }
+
 # Flags for g++ where memory is plenty: it then collects its garbage later, which saves a tenth of its time.
 opd_collects_late() {
     local memory
     memory=$(awk '/^MemAvailable:/ {print int($2 / 1000000)}' /proc/meminfo)
-    if [ "$memory" -ge $((5 * $(opd_jobs))) ] && "${CXX-c++}" --version 2>/dev/null | grep -q 'Free Software'; then
+    if [ "$memory" -ge $((5 * $(opd_jobs))) ] && opd_is_gcc; then
         printf ' --param ggc-min-heapsize=1500000 --param ggc-min-expand=400'
     fi
 }

@@ -8,8 +8,8 @@
 #include <stdexcept>
 #include <utility>
 
+#include "model/products.hpp"
 #include "model/row_kernels.hpp"
-#include "opd/product.hpp"
 #include "opd/rng.hpp"
 
 namespace trainer {
@@ -1289,3 +1289,5 @@ template void forward_rows(const transformer<real>&, std::span<const segment>, s
                            kv_cache<real>&, forward_state<real>&, bool, real*);
 
 } // namespace trainer
+
+template void opd::product_tile(const opd::product_operands<trainer::real, trainer::real>&, opd::index_t);

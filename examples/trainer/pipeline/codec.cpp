@@ -3,6 +3,7 @@
 
 #include <utility>
 
+#include "model/products.hpp"
 #include "opd/compressed.hpp"
 #include "opd/opd.hpp"
 #include "pipeline/learner.hpp"

@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "model/products.hpp"
 #include "model/row_kernels.hpp"
-#include "opd/product.hpp"
 
 namespace trainer {
 
