@@ -6,6 +6,7 @@
 // consumes every sequence once, on the weights that the scheduler says; sync, k = 0 and tau = 0 are the same run; every
 // fault has its outcome; a shutdown is bounded even where a stage hangs; a run that is cut anywhere and resumed loses
 // nothing.
+#include <array>
 #include <atomic>
 #include <chrono>
 #include <doctest/doctest.h>
@@ -1218,9 +1219,14 @@ TEST_CASE("a worker that joins and is overtaken while it installs does not work 
 }
 
 TEST_CASE("a stage that always throws ends the run, under every schedule, and its last checkpoint loses nothing") {
-    for (const auto& [name, schedule] : all_schedules())
-        for (const std::string call : {"start", "step", "install", "score", "nothing", "train"}) {
-            if (name.find("keep 4") == std::string::npos && name.find("async") != std::string::npos) continue;
+    constexpr std::array calls = {"start", "step", "install", "score", "nothing", "train"};
+    const auto schedules = all_schedules();
+    for (const auto& one : schedules)
+        for (const std::string call : calls) {
+            const auto& [name, schedule] = one;
+            // most async schedules take one call each, in turns: sched.faults has every pair, in virtual time
+            const bool all = name.find("keep 4") != std::string::npos || name.find("async") == std::string::npos;
+            if (!all && call != calls[static_cast<std::size_t>(&one - schedules.data()) % calls.size()]) continue;
             const bool drops = name.find("drop") != std::string::npos;
             CAPTURE(name);
             CAPTURE(call);
