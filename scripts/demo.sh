@@ -29,7 +29,7 @@ fi
 
 opd_setup demo
 # -O1 (the trainer's model has -O2 all the same), and of g++ less analysis of what pointers may point to: a run is no
-# slower for it, and the build is a fifth and a further twelfth shorter.
+# slower for it, and the build is a fifth and then 7 % shorter.
 release="-O1 -DNDEBUG"
 if opd_is_gcc; then release+=" -fno-tree-pta -fno-ipa-modref --param=ipa-max-aa-steps=200"; fi
 opd_configure_demo "-DCMAKE_CXX_FLAGS_RELEASE=$release"

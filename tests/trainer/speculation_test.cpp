@@ -789,8 +789,8 @@ TEST_CASE("auto branches where second guesses are right, and loses little where 
         CHECK(idle > 0.95);
         CHECK(dear > 0.95);
     }
-    // a CPU: every row costs, a drafter's too, and one rollout is short. The model is always right, yet with four
-    // sequences or more no draft pays. Cases: sequences at once, what one rollout may lose by finding that out
+    // a CPU: every row costs, a drafter's too, and one rollout is short. The model is always right, yet with two
+    // sequences or more no draft pays, which is to be found out. Cases: sequences at once, least share of the best way
     const costs cpu = {2e-4, 9e-5, 3e-5, 3e-5};
     const habits retrieval = {.second_is_right = false, .branches = false, .right = 1, .has_a_model = false};
     const habits model = {.right = 5};

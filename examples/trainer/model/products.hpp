@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 //
-// Products of matrices, whose kernels for float several files of the trainer use: model.cpp compiles them for all.
+// Products of matrices, whose kernels several files of the trainer use: model.cpp compiles them for all, those of
+// double in opd_trainer_double.
 #pragma once
 
 #include "opd/product.hpp"
