@@ -16,8 +16,8 @@ if(CMAKE_CXX_COMPILER_ID MATCHES "GNU|Clang")
     else()
         add_compile_options("$<$<COMPILE_LANGUAGE:CXX>:-fpch-preprocess>")
     endif()
-    # The quickest linker that this compiler takes, for hundreds of programs. (nvcc has no such flag.)
-    if(NOT CMAKE_EXE_LINKER_FLAGS MATCHES "-fuse-ld")
+    # Tests are hundreds of programs: the quickest linker that this compiler takes. (nvcc has no such flag.)
+    if(OPD_BUILD_TESTS AND NOT CMAKE_EXE_LINKER_FLAGS MATCHES "-fuse-ld")
         foreach(linker lld gold)
             execute_process(
                 COMMAND ${CMAKE_CXX_COMPILER} -fuse-ld=${linker} -Wl,--version
