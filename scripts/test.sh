@@ -30,7 +30,8 @@ opd_configure "$folder" -DCMAKE_BUILD_TYPE=Release "${optimise[@]}" "-DCMAKE_CUD
 if [ $# = 0 ]; then
     opd_build "$folder"
 else
-    opd_programs "$opd_root/build/$folder" "$@" | xargs -r -d '\n' cmake --build "$opd_root/build/$folder" -j "$(opd_jobs)" --target
+    mapfile -t programs < <(opd_programs "$opd_root/build/$folder" "$@")
+    if [ ${#programs[@]} != 0 ]; then opd_build "$folder" --target "${programs[@]}"; fi
 fi
 export RC_PARAMS=${RC_PARAMS-seed=20250601}
 opd_say "RC_PARAMS=\"$RC_PARAMS\""

@@ -392,20 +392,21 @@ TEST_CASE("a run directory says how stale, how busy and how fast") {
     CHECK(page.find(picture) != std::string::npos);
     for (const char* clock : clock_names)
         if (std::string(clock) != "student_warmup") CHECK(report["seconds"][clock].get<double>() > 0);
-    // Two workers, once at the start and once a step; nobody waits for one whose thread starts late, which skips what is
-    // superseded. In virtual time, where all start at once, none of the four does.
+    // two workers, once at the start and once a step, the last perhaps not; nobody waits for one that holds no weights
+    // yet, which skips what is superseded
     const auto& moved = s["transfer"];
-    CHECK(moved["count"].get<int>() > steps);
+    CHECK(moved["count"].get<int>() >= steps);
     CHECK(moved["count"].get<int>() <= 2 * (steps + 1));
-    REQUIRE(complete(dir / "virtual", with(virtually, {"--schedule=async", "--tau=3"})) == exit_ok);
-    const auto timed = nlohmann::json::parse(read_file(dir / "virtual/report.json"));
-    CHECK(timed["schedule"]["transfer"]["count"].get<int>() >= 4 * steps);
-    CHECK(timed["schedule"]["transfer"]["count"].get<int>() <= 4 * (steps + 1));
     CHECK(moved["bytes"].get<double>() ==
           moved["count"].get<double>() * static_cast<double>(weights_of(dir / "run").size() * sizeof(float)));
     CHECK(moved["max_seconds"].get<double>() >= moved["mean_seconds"].get<double>());
     CHECK(moved["closed_seconds"].get<double>() > 0);
     CHECK(moved["closed_seconds"].get<double>() < s["time"].get<double>());
+    // in virtual time all four join at once, and none skips
+    REQUIRE(complete(dir / "virtual", with(virtually, {"--schedule=async", "--tau=3"})) == exit_ok);
+    const auto virtual_report = nlohmann::json::parse(read_file(dir / "virtual/report.json"));
+    CHECK(virtual_report["schedule"]["transfer"]["count"].get<int>() >= 4 * steps);
+    CHECK(virtual_report["schedule"]["transfer"]["count"].get<int>() <= 4 * (steps + 1));
 }
 
 TEST_CASE("what fails on a stage's thread ends the run with its exit code") {
