@@ -401,6 +401,42 @@ TEST_CASE("a server that stays away ends the run, which goes on with another fro
     CHECK(same_bits(weights_of(dir / "last"), weights_of(dir / "last-own")));
 }
 
+TEST_CASE("at whichever call a server goes away for good, the run goes on with another") {
+    const scratch dir;
+    const edit how = [&](distil_settings& s) {
+        s.settings.distill.steps = 6;
+        s.settings.schedule.kind = "step-off", s.settings.schedule.k = 1;
+    };
+    distilled(dir, "whole", "", how);
+    int from_a_step = 0;
+    for (int call = 10; call < 50; ++call) {
+        CAPTURE(call);
+        const std::string name = std::to_string(call);
+        const edit kept = [&](distil_settings& s) {
+            how(s);
+            s.checkpoint = dir / (name + ".ckpt"), s.log = dir / (name + ".jsonl");
+        };
+        teacher_server away(dialect::vllm);
+        llama().teach(away);
+        away.react = [&](int n, const json&) {
+            return n < call ? reaction{} : reaction{reaction::says, 400, {}, "{}"};
+        };
+        try {
+            distilled(dir, name, away.url(), kept);
+            break; // it ends before that call
+        } catch (const failure& e) {
+            REQUIRE(e.code == exit_peer);
+        }
+        if (!fs::exists(dir / (name + ".ckpt"))) continue; // before the first step
+        std::string settings;
+        from_a_step += load_checkpoint(dir / (name + ".ckpt"), settings).step > 0;
+        distilled(dir, name, llama().service.url(), [&](auto& s) { kept(s), s.resume = true; });
+        CHECK(same_bits(weights_of(dir / name), weights_of(dir / "whole")));
+        CHECK(timeless(dir / (name + ".jsonl")) == timeless(dir / "whole.jsonl"));
+    }
+    CHECK(from_a_step > 0);
+}
+
 TEST_CASE("servers and settings that do not fit are refused by name") {
     const scratch dir;
     const std::string url = llama().service.url();

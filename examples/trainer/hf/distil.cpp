@@ -392,9 +392,10 @@ private:
     std::chrono::steady_clock::time_point begin_;
     std::string settings_; // settings_text() of the start
     std::int64_t stop_after_;
-    bool left_ = false;                 // interrupted
-    std::int64_t began_ = 0, made_ = 0; // step of the start; the one whose weights are there
-    std::string flight_;                // of a served teacher, who may fail: what a checkpoint of the step would keep
+    bool left_ = false;          // interrupted
+    std::int64_t made_ = 0;      // the step whose weights are there
+    std::string flight_;         // of a served teacher, who may fail: what a checkpoint
+    std::int64_t flight_of_ = 0; // of this step would keep
 };
 
 distillation::distillation(const distil_settings& s) : s_(s), stop_after_(s.stop_after) {
@@ -717,7 +718,7 @@ bool distillation::goes_on(Bytes&& in_flight) {
     left_ = interrupted || (stop_after_ > 0 && --stop_after_ == 0);
     const bool due = left_ || state_.step % c_.run.checkpoint_every == 0;
     if (s_.checkpoint.empty() || !(due || is_served(c_))) return !left_;
-    flight_ = in_flight();
+    flight_ = in_flight(), flight_of_ = state_.step;
     if (due) save(flight_);
     return !left_;
 }
@@ -884,7 +885,7 @@ distil_report distillation::go() {
     };
     if (!s_.log.empty()) log_.open(s_.log, s_.resume ? earlier : std::function<bool(const std::string&)>());
     begin_ = std::chrono::steady_clock::now();
-    began_ = made_ = state_.step;
+    made_ = flight_of_ = state_.step, flight_ = state_.in_flight;
     const char* who = "distillation: --batch, --answers, --micro-batch, --gradient-checkpointing, --max-response and "
                       "--slots set how much";
     with_memory_for(who, [&] {
@@ -892,8 +893,8 @@ distil_report distillation::go() {
             if (state_.step < steps()) set_ ? from_set() : overlaps() ? on_threads() : in_turns();
         } catch (const failure& e) {
             if (e.code != exit_peer) throw;
-            // a step that was made and not told is made again
-            if (!s_.checkpoint.empty() && made_ == state_.step && state_.step > began_) save(flight_);
+            // weights are those of the last step that was made: they are kept if what was in flight then is known
+            if (!s_.checkpoint.empty() && flight_of_ == made_ && flight_of_ == state_.step) save(flight_);
             throw failure(exit_peer, fmt::format("{}; {}", e.what(), where_it_stops()));
         }
     });
