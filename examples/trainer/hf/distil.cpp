@@ -894,7 +894,7 @@ distil_report distillation::go() {
         } catch (const failure& e) {
             if (e.code != exit_peer) throw;
             // weights are those of the last step that was made: they are kept if what was in flight then is known
-            if (!s_.checkpoint.empty() && flight_of_ == made_ && flight_of_ == state_.step) save(flight_);
+            if (!s_.checkpoint.empty() && flight_of_ == made_) save(flight_);
             throw failure(exit_peer, fmt::format("{}; {}", e.what(), where_it_stops()));
         }
     });
