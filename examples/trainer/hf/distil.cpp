@@ -392,10 +392,9 @@ private:
     std::chrono::steady_clock::time_point begin_;
     std::string settings_; // settings_text() of the start
     std::int64_t stop_after_;
-    bool left_ = false;          // interrupted
-    std::int64_t made_ = 0;      // the step whose weights are there
-    std::string flight_;         // of a served teacher, who may fail: what a checkpoint
-    std::int64_t flight_of_ = 0; // of this step would keep
+    bool left_ = false; // interrupted
+    // Of a served teacher, who may fail: what a checkpoint of the step whose weights are there would keep, if known.
+    std::optional<std::string> flight_;
 };
 
 distillation::distillation(const distil_settings& s) : s_(s), stop_after_(s.stop_after) {
@@ -718,8 +717,8 @@ bool distillation::goes_on(Bytes&& in_flight) {
     left_ = interrupted || (stop_after_ > 0 && --stop_after_ == 0);
     const bool due = left_ || state_.step % c_.run.checkpoint_every == 0;
     if (s_.checkpoint.empty() || !(due || is_served(c_))) return !left_;
-    flight_ = in_flight(), flight_of_ = state_.step;
-    if (due) save(flight_);
+    flight_ = in_flight();
+    if (due) save(*flight_);
     return !left_;
 }
 
@@ -746,7 +745,7 @@ void distillation::in_turns() {
             sequences[i].scored = std::make_shared<const scored_sequence>(std::move(scored[i]));
         }
         const learner_result r = lesson.learn(sequences, state_.step);
-        made_ = state_.step + 1;
+        flight_.reset();
         check_numbers(r);
         state_.next_sample += batch;
         stepped(r, sequences);
@@ -761,7 +760,7 @@ void distillation::from_set() {
         const std::vector<opd::index_t> numbers = set_->next(batch_of(c_));
         const learner_result r =
             set_->learn(*learn_, numbers, rate_of(c_, {}, state_.step), static_cast<std::int32_t>(state_.step));
-        made_ = state_.step + 1;
+        flight_.reset();
         check_numbers(r);
         state_.next_sample += numbers.size();
         told(r, {.tokens = r.diagnostics.kept, .samples = {numbers.begin(), numbers.end()}});
@@ -775,12 +774,12 @@ void distillation::on_threads() {
     sched::settings schedule = schedule_of(c_);
     publication weights;
     learner_result last;
-    const auto lesson = std::make_shared<learner_stage>(c_, *learn_, weights,
-                                                        [&](const learner_result& r, auto&&, sched::version_t version) {
-                                                            made_ = version + 1;
-                                                            check_numbers(r); // before anybody draws from such weights
-                                                            last = r;
-                                                        });
+    const auto lesson =
+        std::make_shared<learner_stage>(c_, *learn_, weights, [&](const learner_result& r, auto&&, sched::version_t) {
+            flight_.reset();
+            check_numbers(r); // before anybody draws from such weights
+            last = r;
+        });
     const auto publish = [&](const sched::weights& name) {
         if (name.version != state_.step)
             throw failure(exit_input, fmt::format("{}: its sequences in flight are those of step {}, not {}",
@@ -885,7 +884,6 @@ distil_report distillation::go() {
     };
     if (!s_.log.empty()) log_.open(s_.log, s_.resume ? earlier : std::function<bool(const std::string&)>());
     begin_ = std::chrono::steady_clock::now();
-    made_ = flight_of_ = state_.step, flight_ = state_.in_flight;
     const char* who = "distillation: --batch, --answers, --micro-batch, --gradient-checkpointing, --max-response and "
                       "--slots set how much";
     with_memory_for(who, [&] {
@@ -893,8 +891,7 @@ distil_report distillation::go() {
             if (state_.step < steps()) set_ ? from_set() : overlaps() ? on_threads() : in_turns();
         } catch (const failure& e) {
             if (e.code != exit_peer) throw;
-            // weights are those of the last step that was made: they are kept if what was in flight then is known
-            if (!s_.checkpoint.empty() && flight_of_ == made_) save(flight_);
+            if (!s_.checkpoint.empty() && flight_) save(*flight_);
             throw failure(exit_peer, fmt::format("{}; {}", e.what(), where_it_stops()));
         }
     });
