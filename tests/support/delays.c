@@ -10,14 +10,13 @@
 #include <time.h>
 
 static __thread uint64_t state;
-static uint64_t threads; // that have drawn: a thread's address is that of one that has ended, its draws are its own
+static uint64_t threads; // that have drawn so far: each has draws of its own, as by its address it would not
 
 static uint64_t next(void) {
     if (state == 0) {
         const char* seed = getenv("OPD_DELAYS");
         const uint64_t before = __atomic_fetch_add(&threads, 1, __ATOMIC_RELAXED);
         state = ((seed ? strtoull(seed, NULL, 10) : 1) * 0x9e3779b97f4a7c15u ^ before * 0xbf58476d1ce4e5b9u) | 1;
-        for (int i = 0; i < 8; ++i) state ^= state << 13, state ^= state >> 7, state ^= state << 17;
     }
     state ^= state << 13, state ^= state >> 7, state ^= state << 17; // xorshift
     return state;
